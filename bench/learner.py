@@ -1,0 +1,134 @@
+"""The learner's step: equal gradients in every form, and memory of the output head by token.
+
+python bench/learner.py [--layers 30] [--tokens 512]
+
+A random model of SmolLM2-135M's shape on the CPU. Memory is what the passes allocate beside the
+weight and its gradient, counted by torch's profiler and not by the operating system.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+
+from etude.trainer.learner.learner import accumulate_gradients
+from etude.trainer.learner.objective import imitation_loss
+from etude.trainer.learner.rows import TrainingRow
+from etude.trainer.learner.sequence_packing import Packing
+from etude.trainer.model.activation_checkpointing import Checkpointing, checkpoint_blocks
+from etude.trainer.model.fsdp import RankGroup
+from etude.trainer.model.output_head import score_tokens
+from etude.trainer.model.policy import Policy, load_policy
+
+OUT = Path(__file__).parent / "out" / "learner.json"
+VOCABULARY, HIDDEN = 49_152, 576
+
+
+def build(folder: Path, layers: int) -> Policy:
+    """A random policy of the shape of SmolLM2-135M."""
+    LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        num_hidden_layers=layers,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        intermediate_size=1_536,
+        max_position_embeddings=8_192,
+        tie_word_embeddings=True,
+    ).save_pretrained(folder)
+    return load_policy(folder, seed=0)
+
+
+def batch(tokens: int) -> list[TrainingRow]:
+    """Sequences of unequal length with this many tokens in total."""
+    rng = np.random.default_rng(0)
+    lengths = [tokens // 2, tokens // 4, tokens // 8, tokens // 8]
+    return [
+        TrainingRow(
+            token_ids=rng.integers(0, VOCABULARY, length).astype(np.int32),
+            places=np.arange(1, length),
+            weights=np.full(length - 1, 1 / tokens, np.float32),
+        )
+        for length in lengths
+    ]
+
+
+def gradient(policy: Policy, rows: list[TrainingRow], *, packed: bool) -> Tensor:
+    """Gradient of the batch, flat."""
+    alone = RankGroup(rank=0, size=1, device=torch.device("cpu"))
+    packing = Packing(max_tokens=sum(row.token_ids.size for row in rows), packed=packed)
+    accumulate_gradients(policy, rows, imitation_loss, ranks=alone, packing=packing)
+    return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """Largest sum of live allocations during a call."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        run()
+    # Each event is one allocation, or one release with a negative size.
+    changes = [
+        e.nbytes() for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"
+    ]
+    return max(itertools.accumulate(changes), default=0)
+
+
+def head_peak(num_tokens: int, *, chunked: bool) -> int:
+    """Peak of one forward and backward pass of the output head."""
+    make = torch.Generator().manual_seed(0)
+    hidden = torch.randn(num_tokens, HIDDEN, generator=make).requires_grad_()
+    weight = torch.randn(VOCABULARY, HIDDEN, generator=make).requires_grad_()
+    ids = torch.randint(0, VOCABULARY, (num_tokens,), generator=make)
+
+    def run() -> None:
+        if chunked:
+            logprobs = score_tokens(hidden, ids, weight=weight, chunk_logits=1 << 22).logprobs
+        else:
+            every = (hidden @ weight.t()).log_softmax(dim=-1)
+            logprobs = every.gather(1, ids[:, None])[:, 0]
+        logprobs.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    return peak_bytes(run)
+
+
+def main() -> None:
+    """Measure, print the table, write the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument("--tokens", type=int, default=512)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = batch(options.tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        plain = gradient(build(Path(folder), options.layers), rows, packed=False)
+        packed = gradient(build(Path(folder), options.layers), rows, packed=True)
+        policy = build(Path(folder), options.layers)
+        checkpoint_blocks(policy.model, Checkpointing.BLOCKS)
+        checkpointed = gradient(policy, rows, packed=False)
+    slopes = {
+        name: (head_peak(512, chunked=chunked) - head_peak(256, chunked=chunked)) / 256
+        for name, chunked in (("before", False), ("after", True))
+    }
+    figures = {
+        "grad_diff_packed": float((packed - plain).abs().max()),
+        "grad_diff_checkpointed": float((checkpointed - plain).abs().max()),
+        "head_bytes_per_token_before": slopes["before"],
+        "head_bytes_per_token": slopes["after"],
+    }
+    OUT.parent.mkdir(exist_ok=True)
+    known = json.loads(OUT.read_text()) if OUT.exists() else {}
+    OUT.write_text(json.dumps(known | figures, indent=2, sort_keys=True) + "\n")
+    sys.stdout.write("".join(f"{name:30} {value:14.6g}\n" for name, value in figures.items()))
+
+
+if __name__ == "__main__":
+    main()
