@@ -1,8 +1,9 @@
-"""vLLM plugin: keeps parameters on CPU writable in place, so that versions can be swapped in.
+"""vLLM plugin: keeps parameters writable in place, so that versions can be swapped in.
 
 On CPU vLLM packs every linear layer at load and computes from the packed copy, so that writing
-into a parameter silently changes nothing. `register` switches that off; an engine whose loading
-still changed a parameter is refused.
+into a parameter silently changes nothing; `register` switches that off. On every device kernels
+may reorder or copy weights after they were loaded: exact bytes would then be the wrong function.
+An engine whose loading changed a parameter, or derived a matrix from one, is refused.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,8 @@ from vllm.triton_utils import dispatcher
 
 BACKEND = "etude"
 CHANGED = "etude_changed_parameters"
-"""Attribute of a loaded model: names of parameters that loading changed."""
+"""Attribute of a loaded model: names of parameters that post-processing changed, and of matrices
+that it derived from them."""
 
 NO_UPDATES = (
     "this engine takes policy versions from its run's object store only: weights written past its "
@@ -46,7 +48,7 @@ def register() -> None:
     if current_platform.is_cpu():
         vllm._custom_ops._supports_onednn = False
         vllm.model_executor.layers.utils.check_cpu_sgl_kernel = _decline_sgl_kernel
-        base_loader.process_weights_after_loading = _process_and_compare
+    base_loader.process_weights_after_loading = _process_and_compare
 
 
 def _has_attribute(value: object, name: str) -> bool:
@@ -73,19 +75,43 @@ def _decline_sgl_kernel(*_: object) -> bool:
 
 def _process_and_compare(model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - vLLM's signature
     """Post-process as vLLM does; record on the model the parameters that this changed."""
-    before = _fingerprints(model)
+    before, known = _fingerprints(model), _derived_matrices(model)
     _process(model, *args, **kwargs)
     after = _fingerprints(model)
     changed = [name for name in before if before[name] != after.get(name)]
-    setattr(model, CHANGED, changed)
+    setattr(model, CHANGED, changed + sorted(_derived_matrices(model) - known))
 
 
 def _fingerprints(model: torch.nn.Module) -> dict[str, bytes]:
+    """Digest of each parameter's bits and shape, on any device; tied parameters by each name.
+
+    Parameters go through host memory one by one: some ten seconds for 15 GB, once per start.
+    """
     found = {}
-    for name, parameter in model.named_parameters():
-        data = parameter.detach().contiguous().view(torch.uint8).flatten().numpy().data
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        data = parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
         found[name] = blake3(data).digest() + repr(tuple(parameter.shape)).encode()
     return found
+
+
+def _derived_matrices(model: torch.nn.Module) -> set[str]:
+    """Names of matrices that modules hold beside parameters, buffers and views of these.
+
+    A model that computes from one, such as the absorbed projections of latent attention, would
+    not see what is written into the parameter behind it.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    shared = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    return {
+        f"{name}.{attribute}"
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and value.ndim >= 2
+        and value.numel()
+        and value.untyped_storage().data_ptr() not in shared
+    }
 
 
 @dataclass
@@ -132,10 +158,15 @@ def refuse_packed(model: torch.nn.Module) -> None:
     """Refuse a model that does not compute from the parameters that versions are written to.
 
     Raises:
-        RuntimeError: naming them.
+        RuntimeError: naming them; or its loading was not observed.
     """
+    if not hasattr(model, CHANGED):
+        raise RuntimeError(
+            "the model was loaded past vLLM's base loader, so that nothing proves that it computes "
+            "from its parameters: load it by the format dummy, auto or safetensors"
+        )
     packed = [name for name, parameter in model.named_parameters() if parameter.numel() == 0]
-    packed += getattr(model, CHANGED, [])
+    packed += getattr(model, CHANGED)
     packed += [f"{name}.weight" for name, layer in model.named_modules() if _ignores_weight(layer)]
     if packed:
         raise RuntimeError(
