@@ -13,6 +13,7 @@ from vllm import _custom_ops
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers import utils
 from vllm.model_executor.model_loader import base_loader
+from vllm.platforms import current_platform
 from vllm.triton_utils import dispatcher
 
 from etude.inference.engine import plugin
@@ -154,6 +155,6 @@ def test_a_model_whose_loading_nothing_observed_is_refused() -> None:
 
 def test_every_device_takes_the_same_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base_loader, "process_weights_after_loading", plugin._process)
-    monkeypatch.setattr(type(plugin.current_platform), "is_cpu", lambda _: False)
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
     plugin.register()
     assert base_loader.process_weights_after_loading is plugin._process_and_compare
