@@ -35,12 +35,7 @@ from etude.trainer.learner.sequence_packing import (
     plan_microbatches,
 )
 from etude.trainer.learner.step_figures import complete_result
-from etude.trainer.model import fsdp, tensor_bits
-from etude.trainer.model.activation_checkpointing import (
-    Checkpointing,
-    checkpoint_blocks,
-    compile_blocks,
-)
+from etude.trainer.model import activation_checkpointing, fsdp, tensor_bits
 from etude.trainer.model.flops import sequence_cost
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.packed_attention import check_packing
@@ -75,9 +70,10 @@ class Learner:
             cost=sequence_cost(self.policy.model),
             packed=_packs_sequences(config, self.policy, self._ranks.device),
         )
-        checkpoint_blocks(self.policy.model, Checkpointing(config.activation_checkpointing))
+        mode = activation_checkpointing.Checkpointing(config.activation_checkpointing)
+        activation_checkpointing.checkpoint_blocks(self.policy.model, mode)
         if config.compile_blocks:
-            compile_blocks(self.policy.model)
+            activation_checkpointing.compile_blocks(self.policy.model)
         self._publisher = Publisher(
             self.policy, self._ranks, store=self._store, settings=config.weights
         )
