@@ -92,6 +92,12 @@ def test_an_older_table_changes_nothing() -> None:
     assert target_of(router, key("g-0")) == "b"
 
 
+def test_running_calls_leave_engines_that_drain_or_are_gone() -> None:
+    states = (("a", EngineState.LIVE), ("b", EngineState.LAGGING), ("c", EngineState.DRAINING))
+    router = Router(table=RoutingTable(revision=1, engines=states))
+    assert [router.is_leaving(target) for target in "abcd"] == [False, False, True, True]
+
+
 def test_a_failed_engine_is_avoided_for_a_while_and_is_the_last_resort() -> None:
     now = [0.0]
     router = Router(clock=lambda: now[0], table=table(*"ab"))

@@ -95,6 +95,9 @@ class Router:
     """Tokens of a group's prompt that each engine has cached, by group."""
     _avoided_until: dict[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._usable = self.table.usable()
+
     def update(self, update: RoutingUpdate) -> Loads:
         """Take an update of the controller; return this worker's own loads."""
         self.use_table(update.table)
