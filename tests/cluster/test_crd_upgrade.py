@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import yaml
 from tests.harness.mutations import cases, schema
-from tests.harness.mutations.api import Api, path_of
+from tests.harness.mutations.api import Api
 from tests.harness.mutations.compared import lacking
 from tests.support.kube import testbeds
 from tests.support.kube.testbeds import Program
 
 from etude.common.api.schema import crd
+from etude.operator.kube.rest import path_of
 
 ROOT = Path(__file__).parents[2]
 RELEASED = ROOT / "tests" / "data" / "releases"

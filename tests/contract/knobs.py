@@ -178,6 +178,8 @@ RLRUN = {
     "phases[].optimizer.maxSkippedSteps": f"{TRAINER}.learner.optimiser settings",
     "phases[].optimizer.epsilon": f"{TRAINER}.learner.optimiser settings",
     "phases[].batchSize": f"{TRAINER}.learner.dataset",
+    "roles.trainer.mesh.shard": f"{CONTROLLER}.lifecycle mesh",
+    "roles.trainer.mesh.replicate": f"{CONTROLLER}.lifecycle mesh",
     "phases[].batchTokens": f"{TRAINER}.learner.data.phase_data",
     "phases[].sequenceTokens": f"{TRAINER}.learner.data.phase_data",
     "phases[].data[].name": f"{TRAINER}.learner.dataset dataset",

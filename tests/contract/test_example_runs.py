@@ -7,7 +7,7 @@ import yaml
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.lint.linter import lint_text
-from etude.common.model_sources.hub_uri import is_hub_uri, parse_hub_uri
+from etude.common.hub_uri import is_hub_uri, parse_hub_uri
 from etude.operator import names
 from etude.operator.builders.run_spec import pods_by_role
 

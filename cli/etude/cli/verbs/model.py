@@ -83,8 +83,8 @@ def _open_model(
     given: str, endpoint: str | None, region: str | None, *, with_digests: bool
 ) -> "RemoteModel":
     from etude.common.api.storage import StoreAccess
+    from etude.common.hub_uri import is_hub_uri, parse_hub_uri
     from etude.common.model_sources.files import GGUF_FIX
-    from etude.common.model_sources.hub_uri import is_hub_uri, parse_hub_uri
     from etude.common.model_sources.store_model import open_store_model
 
     if given.lower().endswith(".gguf"):

@@ -11,10 +11,12 @@ from etude.common.api.storage import StoreAccess
 from etude.common.blobs import ObjectInfo, Store, open_store
 from etude.common.errors import CorruptError, Problem, UserError
 from etude.common.store_urls import folder_of
-from etude.common.weights.tensors.model_folder import WEIGHT_SUFFIXES
 
 RANGE_BYTES = 64 << 20
 """Largest part of an object that is held in memory."""
+
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
+"""Files of a model folder that hold weights, or say where they are."""
 
 
 def open_run_store(uri: str, storage: StoreAccess) -> Store:

@@ -38,7 +38,7 @@ def _report(error: Exception, code: int) -> int:
 
 async def _await_model(run: ResolvedRun, settings: Settings) -> ResolvedRun:
     """The run with the copy of its model once the trainer has made it, alive for the kubelet."""
-    from etude.common.model_sources.hub_uri import is_hub_uri
+    from etude.common.hub_uri import is_hub_uri
     from etude.common.model_sources.run_model import with_model_folder
     from etude.common.probes import Probes
 

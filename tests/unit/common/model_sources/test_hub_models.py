@@ -17,10 +17,10 @@ from tests.support.hub_server import COMMIT, Fault, Hub, serve_hub
 from etude.common.api.storage import StoreAccess
 from etude.common.blobs import Store, open_store
 from etude.common.errors import CorruptError, UserError
+from etude.common.hub_uri import parse_hub_uri
 from etude.common.model_sources import parts
 from etude.common.model_sources.hub import HubError, HubModel, open_hub_model
 from etude.common.model_sources.hub_access import HubAccess, Patience
-from etude.common.model_sources.hub_uri import parse_hub_uri
 from etude.common.model_sources.mirror import copy_model, read_manifest
 from etude.common.model_sources.run_model import (
     await_run_model,
@@ -229,7 +229,7 @@ KILLED = """
     from etude.common.model_sources import parts
     from etude.common.model_sources.hub import open_hub_model
     from etude.common.model_sources.hub_access import HubAccess
-    from etude.common.model_sources.hub_uri import parse_hub_uri
+    from etude.common.hub_uri import parse_hub_uri
     from etude.common.model_sources.mirror import copy_model
     parts.PARTS_AT_ONCE = 1
     endpoint, store, scratch = sys.argv[1:]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from tests.support.hub_server import Hub, serve_hub
-from tests.support.hub_server import Hub, serve_hub
 from tests.support.stores.store_faults import Fault, FaultyStore, Schedule
 from tokenizers import AddedToken, Tokenizer, models
 
@@ -208,21 +207,6 @@ def test_the_greedy_pass_follows_its_setting(greedy: str, *, expected: bool) -> 
     found = due_pass(evaluation(greedy=greedy), step=10, last_step=25)
     assert found is not None
     assert found.is_greedy is expected
-
-
-def test_a_model_on_a_hub_is_read_from_its_copy_in_the_runs_store(folder: Path) -> None:
-    files = {path.name: path.read_bytes() for path in (folder / "model").iterdir()}
-    with serve_hub(Hub("org/tiny", files)) as hub:
-        given = {**spec(folder), "model": {"uri": "hf://org/tiny@v1/0"}}
-        resolved = ResolvedRun.model_validate({"name": "r", "uid": "u", "spec": given})
-        env = {**environment(folder), "HF_ENDPOINT": hub.endpoint}
-        found = find_inputs(resolved, Settings.from_env(env))
-        assert found.model_folder.parent == folder / "run" / "models"
-        assert (found.model_folder / "config.json").read_text() == "{}"
-        asked = len(hub.requests)
-        again = find_inputs(resolved, Settings.from_env(environment(folder)))
-        assert again.model_folder == found.model_folder
-        assert len(hub.requests) == asked
 
 
 def test_a_model_on_a_hub_is_read_from_its_copy_in_the_runs_store(folder: Path) -> None:

@@ -7,8 +7,7 @@ import pytest
 from etude.common.api.run.roles import TrainerRole
 from etude.common.api.storage import Storage
 from etude.common.blobs import open_store
-from etude.common.stores import find_model_folder, local_folder
-from etude.common.weights.tensors.model_folder import WEIGHT_SUFFIXES
+from etude.common.stores import WEIGHT_SUFFIXES, find_model_folder, local_folder
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.learner import Learner
 

@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, core_schema
 
 from etude.common.api.field_docs import DocumentedModel
-from etude.common.model_sources.hub_uri import PATTERN as HUB_URI
+from etude.common.hub_uri import PATTERN as HUB_URI
 
 GROUP = "etude.dev"
 VERSION = "v1alpha1"

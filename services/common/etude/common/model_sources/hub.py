@@ -15,9 +15,9 @@ from typing_extensions import override
 
 from etude.common.backoff import Backoff
 from etude.common.errors import Problem, UnavailableError, UserError
+from etude.common.hub_uri import COMMIT, HubUri
 from etude.common.model_sources.files import ModelFile, RemoteModel, select_files
 from etude.common.model_sources.hub_access import HubAccess
-from etude.common.model_sources.hub_uri import COMMIT, HubUri
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from etude.common.api.run.spec import ModelSource
 from etude.common.blobs import Store
 from etude.common.errors import Problem, UserError
+from etude.common.hub_uri import HubUri, is_hub_uri, parse_hub_uri
 from etude.common.model_sources.hub_access import HubAccess
-from etude.common.model_sources.hub_uri import HubUri, is_hub_uri, parse_hub_uri
 from etude.common.model_sources.mirror import (
     Progress,
     copy_model,

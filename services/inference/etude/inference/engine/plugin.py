@@ -95,7 +95,7 @@ def _fingerprints(model: torch.nn.Module) -> dict[str, bytes]:
 
 
 def _derived_matrices(model: torch.nn.Module) -> set[str]:
-    """Names of matrices that modules hold beside parameters, buffers and views of these.
+    """Names of matrices of modules that are no parameters, buffers or views of these.
 
     A model that computes from one, such as the absorbed projections of latent attention, would
     not see what is written into the parameter behind it.

@@ -15,9 +15,8 @@ from etude.common.errors import EtudeError, Problem, UserError
 from etude.common.model_sources.run_model import mirror_run_model
 from etude.common.role_inputs import ResolvedRun
 from etude.common.store_urls import folder_of
-from etude.common.stores import local_folder, open_run_store, open_source
+from etude.common.stores import WEIGHT_SUFFIXES, local_folder, open_run_store, open_source
 from etude.common.weights.protocol.epochs import latest_epoch
-from etude.common.weights.tensors.model_folder import WEIGHT_SUFFIXES
 from etude.trainer.controller.admission.tasks import Task, TaskOrder, find_tasks
 from etude.trainer.settings import Settings
 

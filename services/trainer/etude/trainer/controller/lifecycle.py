@@ -130,6 +130,7 @@ def _learner_configs(
 ) -> list[LearnerConfig]:
     spec = resolved.spec
     trainer = spec.roles.trainer
+    mesh = trainer.mesh
     rendezvous = ray_backend.free_rendezvous() if trainer.learner_ranks > 1 else ""
     return [
         LearnerConfig(
@@ -146,8 +147,8 @@ def _learner_configs(
             compile_blocks=trainer.compile_blocks,
             threads=trainer.threads_per_rank,
             rank=rank,
-            world_size=trainer.learner_ranks,
-            replicas=1 if trainer.mesh is None else trainer.mesh.replicate,
+            world_size=trainer.learner_ranks if mesh is None else mesh.shard * mesh.replicate,
+            replicas=1 if mesh is None else mesh.replicate,
             rendezvous=rendezvous,
         )
         for rank in range(trainer.learner_ranks)

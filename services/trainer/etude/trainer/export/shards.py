@@ -78,7 +78,7 @@ def published_parts(layout: CheckpointLayout, shards: Mapping[str, ShardRuns]) -
 
 
 def published_runs(sources: Mapping[str, Tensor], ranks: RankGroup) -> dict[str, ShardRuns]:
-    """What this rank publishes of each tensor: its shard, unless an earlier rank holds the same.
+    """Runs of each tensor that this rank publishes: its shard, unless an earlier rank has it too.
 
     Raises:
         ValueError: a tensor has no shards; it is named.

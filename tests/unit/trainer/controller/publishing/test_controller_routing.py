@@ -1,5 +1,7 @@
 """The controller's routing table follows the rotation, and reaches the workers."""
 
+from typing import Any
+
 from tests.support.trainer_simulation.workers import SimulatedRollouts
 
 from etude.common.weights import VersionId
@@ -8,7 +10,7 @@ from etude.trainer.controller.publishing.routing_broadcast import RoutingBroadca
 from etude.trainer.routing.table import EngineState, Purpose
 
 
-def engines(**fields: int) -> Engines:
+def engines(**fields: Any) -> Engines:
     return Engines(["a", "b", "c"], timeout_s=1.0, rotation=("a", "b", "c"), **fields)
 
 

@@ -74,7 +74,7 @@ class RoleSpec(Model):
 
 
 class LearnerMesh(Model):
-    """How learner ranks share the weights (HSDP)."""
+    """Mesh of learner ranks that share the weights (HSDP)."""
 
     shard: Annotated[int, Field(ge=1, le=1_024)]
     """Ranks that share one copy of weights and optimiser state, each with a shard of it; those of a

@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from etude.common import hub_uri
 from etude.common.api.meta import NAMED, Model, ModelUri, Name, NameRef, Rule
 from etude.common.api.observability import Observability
 from etude.common.api.pool.network import RunNetwork
@@ -22,7 +23,6 @@ from etude.common.api.run.roles import Roles
 from etude.common.api.run.scheduling import Scheduling
 from etude.common.api.run.weights import Weights
 from etude.common.api.storage import Storage
-from etude.common.model_sources import hub_uri
 
 DEFAULT_ROLLOUT = RolloutPolicy()
 """What holds for a ReinforcementLearning phase without `rollout`."""

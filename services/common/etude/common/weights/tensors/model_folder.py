@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from etude.common.errors import Problem, UserError
+from etude.common.stores import WEIGHT_SUFFIXES
 from etude.common.weights.tensors import safetensors
 from etude.common.weights.tensors.safetensors import Tensor
 from etude.common.weights.tensors.schema import Schema
@@ -14,9 +15,6 @@ from etude.common.weights.tensors.words import Words
 
 PART_BYTES = 2 << 30
 """Size of one file of weights; Hugging Face's readers take any."""
-
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
-"""Files of a source folder that hold other weights than those that are written."""
 
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 

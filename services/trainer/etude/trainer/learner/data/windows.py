@@ -25,7 +25,7 @@ Encoder = Callable[[JsonRow], Iterable[SupervisedSequence]]
 
 
 class EncodedShare(NamedTuple):
-    """What one rank encoded of a window."""
+    """One rank's encoded blocks of a window, or its error."""
 
     blocks: list[list[SupervisedSequence]]
     error: EtudeError | None = None
