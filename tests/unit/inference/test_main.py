@@ -80,7 +80,9 @@ def test_it_closes_everything_when_it_fails(
     monkeypatch.setitem(sys.modules, "etude.inference.wiring", wiring)
     monkeypatch.setattr(main, "build_engine", story.build)
     monkeypatch.setattr(main, "exit_process", leave)
-    monkeypatch.setattr(role_inputs, "read_run", lambda _path: mock.MagicMock())
+    run = mock.MagicMock()
+    run.spec.model.folder = "file:///model"
+    monkeypatch.setattr(role_inputs, "read_run", lambda _path: run)
     monkeypatch.setattr(stores, "open_run_store", mock.MagicMock())
     monkeypatch.setattr(store_access, "require_readable_store", story.read)
     monkeypatch.setattr(settings, "engine_options", mock.MagicMock())

@@ -155,7 +155,7 @@ def test_a_missing_model_is_named(folder: Path) -> None:
 
 def test_a_wrong_tokenizer_is_named(folder: Path) -> None:
     Tokenizer(models.BPE(vocab={"a": 0}, merges=[])).save(str(folder / "model/tokenizer.json"))
-    with pytest.raises(UserError, match="names no eos_token_id"):
+    with pytest.raises(UserError, match="lacks the tokens of the Plain template"):
         find(folder, spec(folder))
 
 

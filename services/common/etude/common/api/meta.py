@@ -29,7 +29,8 @@ ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT)]
 """What Kubernetes takes for the name of most objects: a DNS subdomain."""
 
 Uri = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^(file|s3)://")]
-ModelUri = Annotated[str, Field(min_length=1, max_length=1024, pattern=rf"^(file|s3)://|{HUB_URI}")]
+MODEL_URI = rf"^(file|s3)://|{HUB_URI}"
+ModelUri = Annotated[str, Field(min_length=1, max_length=1024, pattern=MODEL_URI)]
 """A folder or prefix, or a model on a hub."""
 
 Fraction = Annotated[str, Field(min_length=1, max_length=32, pattern=DECIMAL)]

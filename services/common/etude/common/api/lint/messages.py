@@ -7,7 +7,15 @@ from typing import Any, NamedTuple
 from pydantic_core import ErrorDetails
 
 from etude.common.api import observability
-from etude.common.api.meta import DECIMAL, NAME, OBJECT, BrokenRulesError, RepeatedError, Rule
+from etude.common.api.meta import (
+    DECIMAL,
+    MODEL_URI,
+    NAME,
+    OBJECT,
+    BrokenRulesError,
+    RepeatedError,
+    Rule,
+)
 from etude.common.api.pool import autoscaling, network, placement
 from etude.common.api.pool import spec as pool_spec
 from etude.common.api.run import http_gateway, lifecycle, roles, scheduling
@@ -29,6 +37,7 @@ PATTERN_DESCRIPTIONS: Mapping[str, str] = {
     DECIMAL: 'a decimal in quotes, such as "0.5" or "3e-3"',
     r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?$": 'a decimal in quotes, such as "-0.5" or "3e-3"',
     r"^(file|s3)://": "s3://bucket/prefix or file:///folder",
+    MODEL_URI: "s3://bucket/prefix, file:///folder or hf://organisation/name@revision",
     pool_spec.PREFIX: "s3://bucket/prefix or file:///folder, without spaces",
     pool_spec.IMAGE: (
         "an image that was pushed, s3://bucket/prefix/ and 32 hexadecimal digits, a folder"
