@@ -26,10 +26,10 @@ EXAMPLES = {
     ),
     "model import": (
         "etude model import hf://Qwen/Qwen3-8B@main --to s3://runs",
-        "etude model import runs/smollm2 --to s3://runs/team",
+        "etude model import runs/smollm2/inputs/etude/smollm2/model --to s3://runs/team",
     ),
     "model inspect": (
-        "etude model inspect runs/smollm2",
+        "etude model inspect runs/smollm2/inputs/etude/smollm2/model",
         "etude model inspect hf://Qwen/Qwen3-8B",
     ),
     "ls": ("etude weights ls demo", "etude weights ls s3://runs/demo --json"),

@@ -193,3 +193,26 @@ def test_tags_that_a_tokenizer_calls_ordinary_are_tags_here(tmp_path: Path) -> N
     copy_model(tmp_path)
     (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
     assert ChatFormat.load(tmp_path).end_id not in ChatFormat.load(tmp_path).encode_text(END)
+
+
+def test_keys_without_a_value_are_as_if_they_were_not_there(chat: ChatFormat) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    padded = [{**each, "tool_calls": None, "name": None} for each in messages]
+    assert chat.encode_messages(padded) == chat.encode_messages(messages)
+
+
+@pytest.mark.parametrize("message", ["hi", {"role": [], "content": "x"}, {"role": "user"}])
+def test_what_is_no_message_is_refused_by_its_place(chat: ChatFormat, message: object) -> None:
+    with pytest.raises(InvalidFieldError, match=r"messages\[0\]"):
+        chat.encode_messages([message])  # type: ignore[list-item]  # hostile
+
+
+def test_a_turn_that_another_token_ended_keeps_the_end_of_the_template(tmp_path: Path) -> None:
+    copy_model(tmp_path, generation_config={"eos_token_id": [0, 5]})
+    chat = ChatFormat.load(tmp_path)
+    deltas = []
+    for end in (chat.end_id, 5):
+        conversation = chat.open("S", "I")
+        conversation.add_completion("text", end=end)
+        deltas.append(conversation.append_results(["R"]))
+    assert deltas[1] == [chat.end_id, *deltas[0]]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from etude.agent.chat import ChatFormat
-from etude.agent.chat.thinking import count_thinking
+from etude.agent.chat.thinking import count_thinking, remove_thinking
 
 MODEL = Path(__file__).parent / "model"
 TEMPLATE = (
@@ -50,3 +50,24 @@ def test_thinking_is_counted_with_its_tags(
 
 def test_a_model_without_tags_of_thinking_does_not_think(chat: ChatFormat) -> None:
     assert count_thinking(chat, chat.completion("<think>x</think>")) == 0
+
+
+@pytest.mark.parametrize(
+    ("opening", "text", "rest"),
+    [
+        ("", "<think>a call?</think>Done.", "Done."),
+        ("", "First.<think>a</think>Then.<think>b</think>", "First.Then."),
+        ("<think>", "a call?</think>Done.", "Done."),
+        ("<think>", "never closed", ""),
+        ("", "<think>never closed", ""),
+        ("", "Done.", "Done."),
+    ],
+)
+def test_calls_are_looked_for_outside_of_thinking(
+    tmp_path: Path, opening: str, text: str, rest: str
+) -> None:
+    assert remove_thinking(load(tmp_path, opening, is_token=True), text) == rest
+
+
+def test_a_model_without_tags_of_thinking_keeps_its_text(chat: ChatFormat) -> None:
+    assert remove_thinking(chat, "<think>x</think>") == "<think>x</think>"

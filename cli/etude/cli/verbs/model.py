@@ -152,10 +152,12 @@ def _number(value: int | None) -> str:
 def _describe_chat(model: "RemoteModel") -> dict[str, str]:
     """Template, tool format, ends and thinking; a refusal is shown as such, with its fix."""
     from etude.agent.chat import ChatFormat
+    from etude.agent.chat.trial import check_chat_format
     from etude.agent.tool_formats.registry import find_tool_format
 
     with _texts(model) as folder:
         try:
+            check_chat_format(folder)
             chat = ChatFormat.load(folder)
         except UserError as error:
             text = error.problem.text().replace(f"{folder}/", "").replace("\n ", "; ")
@@ -169,7 +171,11 @@ def _describe_chat(model: "RemoteModel") -> dict[str, str]:
         f"{'with' if traits.has_system else 'without'} system messages, "
         f"{'with' if traits.has_tool_role else 'without'} tool messages",
         "tool format": "Xml, in the system prompt"
-        + ("" if native is None else f"; rollout.toolFormat Native is {type(native).__name__}"),
+        + (
+            ""
+            if native is None
+            else f"; its native calls ({type(native).__name__}) are not used yet"
+        ),
         "end of turn": ends,
         "thinking": thinking,
     }

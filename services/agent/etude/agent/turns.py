@@ -16,7 +16,7 @@ from opentelemetry import trace
 
 from etude.agent import completions
 from etude.agent.chat import ChatFormat, Conversation, DeltaError, TemplateError
-from etude.agent.chat.thinking import count_thinking
+from etude.agent.chat.thinking import count_thinking, remove_thinking
 from etude.agent.completions import Completion
 from etude.agent.time_limit import time_limit
 from etude.agent.tool_calls import MalformedCall, ParsedCall, parse_calls
@@ -208,7 +208,8 @@ class _Rollout:
             self.final_message = self.chat.decode(ids)
             return RolloutEnding.LENGTH_LIMIT
         text = self.chat.decode(ids[:-1])
-        calls, message = parse_calls(text)
+        # A call that the policy only thinks about is not one.
+        calls, message = parse_calls(remove_thinking(self.chat, text))
         if not calls:
             self.final_message = message
             return RolloutEnding.STOPPED
@@ -219,7 +220,7 @@ class _Rollout:
         if finish is not None:
             self.final_message = finish.message or message
             return RolloutEnding.STOPPED
-        self.conversation.add_completion(text)
+        self.conversation.add_completion(text, end=ids[-1])
         return self._continue(turn, outcomes)
 
     def _continue(self, turn: int, outcomes: Sequence[ToolOutcome]) -> RolloutEnding | None:

@@ -39,6 +39,8 @@ class Conversation:
     _raw: list[RenderedMessage] = field(default_factory=list)
     _planted: list[RenderedMessage] = field(default_factory=list)
     _mark: str = ""
+    _end: int | None = None
+    """Token that ended the last completion."""
     _text: str = ""
     """Rendered text up to the last turn, as the tokens have it."""
 
@@ -63,9 +65,15 @@ class Conversation:
         opened.prompt = opened.render_again()
         return opened
 
-    def add_completion(self, text: str) -> None:
-        """Note the text of a completion, without its end; its tokens are never made again."""
+    def add_completion(self, text: str, *, end: int | None = None) -> None:
+        """Note the text of a completion and the token that ended it; they are never made again.
+
+        Args:
+            text: without the end.
+            end: the token that ended it; the template's own end unless given.
+        """
         self._append(make_message("assistant", text))
+        self._end = end
 
     def append_results(self, results: Sequence[str]) -> list[int]:
         """Append the results of the last turn's calls; returns the tokens that follow the turn.
@@ -86,9 +94,8 @@ class Conversation:
         if not found or placeholder in after:
             raise DeltaError("the template renders the assistant's turn not at all, or twice")
         self._compare_history(before, self._planted[place]["content"])
-        delta = self._cut_end(after)
         self._text += f"{self._planted[place]['content']}{after}"
-        return self.chat.vocabulary.encode_marked(delta, self._mark, is_start=False)
+        return self._encode_delta(after)
 
     def render_again(self) -> list[int]:
         """Render and encode the whole conversation: the prompt of a new context.
@@ -129,10 +136,15 @@ class Conversation:
             self.rewrites_history = True
             log.info("the chat template renders earlier turns otherwise than they were sampled")
 
-    def _cut_end(self, after: str) -> str:
-        """Cut the end of the assistant's turn, which was sampled, off what follows it."""
-        tag = self.chat.vocabulary.finder.find(after)
-        if tag is None or after[: tag.start()].strip():
-            return after
-        token = self.chat.vocabulary.tags[tag[0]]
-        return after[tag.end() :] if token in self.chat.end_ids else after
+    def _encode_delta(self, after: str) -> list[int]:
+        """Encode what follows the assistant's text, without an end of the turn that was sampled."""
+        vocabulary = self.chat.vocabulary
+        tag = vocabulary.finder.find(after)
+        if tag is not None and not after[: tag.start()].strip():
+            token = vocabulary.tags[tag[0]]
+            if token in self.chat.end_ids and self._end in {None, token}:
+                # Cut as a token, not as text: some tags swallow the blanks behind them.
+                return vocabulary.encode_marked(after[tag.start() :], self._mark, is_start=False)[
+                    1:
+                ]
+        return vocabulary.encode_marked(after, self._mark, is_start=False)

@@ -38,8 +38,13 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[RenderedMessage
 
 
 def _read(message: Mapping[str, Any], index: int) -> Iterator[RenderedMessage]:
-    content = message.get("content")
-    if isinstance(content, str) and message.get("role") in _ROLES and "tool_calls" not in message:
+    if not isinstance(message, Mapping):
+        raise InvalidFieldError(f"messages[{index}]", "is no object")
+    # Parquet gives every message every key.
+    message = {key: value for key, value in message.items() if value is not None}
+    content, role = message.get("content"), message.get("role")
+    is_known = isinstance(role, str) and role in _ROLES
+    if isinstance(content, str) and is_known and "tool_calls" not in message:
         yield message
         return
     match message:
@@ -50,7 +55,7 @@ def _read(message: Mapping[str, Any], index: int) -> Iterator[RenderedMessage]:
                 yield {**message, "content": result}
         case {"role": "assistant", "tool_calls": [*calls]} if all(
             isinstance(call, Mapping) for call in calls
-        ) and isinstance(message.get("content", ""), str | None):
+        ) and isinstance(message.get("content", ""), str):
             yield {"content": "", **message}
         case _:
             raise InvalidFieldError(

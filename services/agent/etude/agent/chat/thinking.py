@@ -1,5 +1,6 @@
 """Tokens of thinking in a completion, by the tags that the model's template or tokenizer has."""
 
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -22,6 +23,16 @@ def count_thinking(chat: "ChatFormat", ids: Sequence[int]) -> int:
         count += is_open
         is_open = is_open and token != closed
     return count
+
+
+def remove_thinking(chat: "ChatFormat", text: str) -> str:
+    """Remove the thinking from a completion's text; thinking that is not closed goes to the end."""
+    if chat.traits.thinking is None:
+        return text
+    opened, closed = chat.traits.thinking
+    whole = opened + text if chat.traits.opens_thinking else text
+    thinking = rf"{re.escape(opened)}.*?(?:{re.escape(closed)}|\Z)"
+    return re.sub(thinking, "", whole, flags=re.DOTALL)
 
 
 def _count_by_text(chat: "ChatFormat", ids: Sequence[int], *, is_open: bool) -> int:

@@ -20,6 +20,8 @@ from etude.common.model_sources.files import ModelFile, RemoteModel, select_file
 from etude.common.model_sources.hub_access import HubAccess
 
 log = logging.getLogger(__name__)
+# The client logs each request's URL, and those of content hosts carry a signature.
+logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 T = TypeVar("T")
 

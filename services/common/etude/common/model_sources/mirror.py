@@ -174,8 +174,8 @@ def _copy_file(partial: PartialFile, store: Store, prefix: str, count: _Count) -
     sha256 = partial.download(count.add)
     with partial.path.open("rb") as content:
         if file.size:
-            with mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                store.put(key, data)
+            # Not closed by hand: an error of the store holds a view of the map.
+            store.put(key, mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ))
         else:
             store.put(key, b"")
     partial.discard()
