@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 
 from etude.trainer.learner.objective import Objective, PolicyObjective
 from etude.trainer.learner.rows import TrainingRow, sample_rows
 from etude.trainer.learner.sequence_packing import Microbatch
+from etude.trainer.model.fsdp import reshard_parameters
 from etude.trainer.model.output_head import TokenScores
 from etude.trainer.model.policy import Policy
 
@@ -51,9 +51,5 @@ def score_filtered(
 
     for _ in losses(sample, record):  # each is one forward pass
         pass
-    # FSDP2 keeps the root's parameters gathered after a forward pass, until a backward pass that
-    # a batch without signal does not have.
-    for module in policy.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    reshard_parameters(policy)
     return scored

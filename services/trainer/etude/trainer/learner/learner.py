@@ -137,6 +137,7 @@ class Learner:
                 packing=self._packing,
             ):
                 total += loss.cpu()
+        fsdp.reshard_parameters(self.policy)
         return float(self._ranks.total(total))
 
     def policy_step(self, batch: PolicyBatch) -> StepResult:

@@ -16,7 +16,7 @@ from etude.trainer.algorithms.registry import build_algorithm
 from etude.trainer.export import hf_folder
 from etude.trainer.learner import checkpoint
 from etude.trainer.learner.optimiser import Optimiser
-from etude.trainer.model.fsdp import RankGroup
+from etude.trainer.model.fsdp import RankGroup, reshard_parameters
 from etude.trainer.model.parameters import StepObserver, fill_shard, gather_full, parameters_by_name
 from etude.trainer.model.policy import Policy, copy_frozen
 
@@ -79,6 +79,7 @@ class PhaseManager:
             WrongStateError: it needs reference weights that were not kept.
         """
         algorithm = _algorithm(parsed)
+        reshard_parameters(self._policy)
         if under_way is None or under_way.phase.name != parsed.name:
             state = PhaseState(parsed, step, self._optimiser(parsed), algorithm)
         else:
@@ -104,6 +105,9 @@ class PhaseManager:
         Raises:
             StoreError: the store failed.
         """
+        for module in (self._policy, state.reference):
+            if module is not None:
+                reshard_parameters(module)
         live = {**self._live_tensors(state), "rng": torch.get_rng_state()}
         # Gather everything first: a store that fails midway must not leave other ranks waiting.
         named: dict[str, Tensor] = {}

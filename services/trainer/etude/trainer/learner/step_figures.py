@@ -43,6 +43,8 @@ def complete_result(
         entropy=0.0,
         mismatch_mean=0.0,
         mismatch_max=0.0,
+        mismatch_current=None,
+        current_tokens=0,
         clip_fraction=0.0,
         extra={},
         is_skipped=True,

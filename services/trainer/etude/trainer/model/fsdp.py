@@ -73,6 +73,17 @@ class RankGroup:
         return values.cpu()
 
 
+def reshard_parameters(module: nn.Module) -> None:
+    """Free gathered parameters, so that named_parameters() gives this rank's fp32 shards again.
+
+    FSDP2 keeps the root's parameters gathered after a forward pass until a backward pass, which a
+    pass without gradient does not have.
+    """
+    for each in module.modules():
+        if isinstance(each, FSDPModule):
+            each.reshard()
+
+
 def mixed_precision(device: torch.device) -> MixedPrecisionPolicy:
     """Number formats of a sharded step: parameters are fp32, gathered and used in bf16 on GPUs.
 

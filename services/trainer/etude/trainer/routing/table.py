@@ -53,12 +53,13 @@ class RoutingTable:
     """Targets that serve evaluations and nothing else; empty: all engines serve both."""
 
     def candidates(self, purpose: Purpose) -> tuple[str, ...]:
-        """Targets that take new calls of a purpose."""
-        live = (target for target, state in self.engines if state is EngineState.LIVE)
+        """Targets that take new calls of a purpose; all live ones if its own are all away."""
+        live = tuple(target for target, state in self.engines if state is EngineState.LIVE)
         if not self.evaluation:
-            return tuple(live)
+            return live
         is_wanted = purpose is Purpose.EVALUATION
-        return tuple(target for target in live if (target in self.evaluation) == is_wanted)
+        own = tuple(target for target in live if (target in self.evaluation) == is_wanted)
+        return own or live
 
     def usable(self) -> frozenset[str]:
         """Targets on which running calls may continue."""

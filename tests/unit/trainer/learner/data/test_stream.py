@@ -54,12 +54,13 @@ def stream(
     cursor: str = "",
     ranks: RankExchange | None = None,
     weights: dict[str, float] | None = None,
+    capacity: int = CAPACITY,
 ) -> TokenStream:
     storage = Storage(uri=f"file://{folder}")
     shares = weights or {"a": 1.0, "b": 1.0}
     listed = {name: files.list_files(f"file://{folder}/{name}.jsonl", storage) for name in shares}
     digests = {name: files.listing_digest(each) for name, each in listed.items()}
-    cursors = read_cursor(cursor, digests)
+    cursors = read_cursor(cursor, digests, weights=shares, capacity=capacity)
     pool = ThreadPoolExecutor(1)
     datasets = [
         DatasetStream(
@@ -68,7 +69,7 @@ def stream(
                 blocks=files.list_blocks(each, block_bytes=256),
                 encode=encode,
                 ranks=ranks or SingleRank(),
-                capacity=CAPACITY,
+                capacity=capacity,
                 seed=5,
                 window_bytes=2_000,
             ),
@@ -172,10 +173,30 @@ def test_a_cursor_of_other_files_is_refused(folder: Path) -> None:
 
 def test_a_damaged_cursor_is_refused() -> None:
     with pytest.raises(CorruptError, match="data cursor"):
-        read_cursor("{", {})
+        read_cursor("{", {}, weights={}, capacity=1)
 
 
 def test_a_dataset_without_a_sequence_is_refused(folder: Path) -> None:
     (folder / "a.jsonl").write_text("\n\n")
     with pytest.raises(UserError, match="a whole pass over the data holds no sequence"):
         stream(folder, weights={"a": 1.0}).take_batch()
+
+
+def test_a_dataset_that_is_added_does_not_catch_up_alone(folder: Path) -> None:
+    first = stream(folder, weights={"a": 1.0})
+    for _ in range(50):
+        first.take_batch()
+    both = stream(folder, cursor=first.cursor(), weights={"a": 1.0, "b": 1.0})
+    before = {each.name: each.cursor.tokens for each in both.datasets}
+    for _ in range(20):
+        both.take_batch()
+    taken = {each.name: each.cursor.tokens - before[each.name] for each in both.datasets}
+    assert abs(taken["a"] - taken["b"]) <= 2 * CAPACITY
+
+
+def test_rows_of_another_size_begin_with_the_window(folder: Path) -> None:
+    first = stream(folder, weights={"a": 1.0})
+    first.take_batch()
+    wider = stream(folder, cursor=first.cursor(), weights={"a": 1.0}, capacity=2 * CAPACITY)
+    again = stream(folder, weights={"a": 1.0}, capacity=2 * CAPACITY)
+    assert ids(wider.take_batch()) == ids(again.take_batch())

@@ -76,6 +76,8 @@ class MismatchGuard:
         Raises:
             MismatchError: engine and learner disagree.
         """
+        if result.is_skipped:  # its figures are of a pass that was not finite
+            return
         dtype = self.progress.resolved.spec.weights.dtype
         self._sum += result.current_tokens * (result.mismatch_current or 0.0)
         self._tokens += result.current_tokens

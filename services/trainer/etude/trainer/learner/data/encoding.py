@@ -28,13 +28,16 @@ class RowEncoder:
         Raises:
             UserError: the row is neither a transcript nor a text, or a transcript is too long.
         """
-        match row:
-            case {"messages": [_, *_] as messages}:
-                yield self._encode_transcript(messages, where)
-            case {"text": str(body)} if body:
-                yield from self._encode_text(body)
-            case _:
-                refuse_row(where, 'has neither "messages" nor "text"')
+        try:
+            match row:
+                case {"messages": [_, *_] as messages}:
+                    yield self._encode_transcript(messages, where)
+                case {"text": str(body)} if body:
+                    yield from self._encode_text(body)
+                case _:
+                    refuse_row(where, 'has neither "messages" nor "text"')
+        except (TypeError, UnicodeError) as cause:  # tokenizers refuses lone surrogates so
+            refuse_row(where, f"has text that is not Unicode: {cause}")
 
     def _encode_transcript(
         self, messages: Sequence[Mapping[str, object]], where: str

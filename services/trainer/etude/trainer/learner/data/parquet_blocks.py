@@ -47,7 +47,13 @@ def read_row_group(store: Store, key: str, size: int, index: int) -> Iterator[di
     except (pa.ArrowException, OSError) as cause:
         refuse_row(f"{store.url}/{key}", f"row group {index} cannot be read: {cause}")
     for batch in table.to_batches(max_chunksize=1024):
-        yield from batch.to_pylist()
+        try:
+            rows = batch.to_pylist()
+        except UnicodeError as cause:
+            refuse_row(
+                f"{store.url}/{key}", f"row group {index} has text that is not UTF-8: {cause}"
+            )
+        yield from rows
 
 
 def _open(store: Store, key: str, size: int) -> pq.ParquetFile:

@@ -46,7 +46,8 @@ class DataReader:
         datasets = phase.data or ()
         files = {each.name: list_files(each.uri, self.storage) for each in datasets}
         listings = {name: listing_digest(each) for name, each in files.items()}
-        cursors = read_cursor(cursor, listings)
+        weights = {each.name: float(number(each.weight)) for each in datasets}
+        cursors = read_cursor(cursor, listings, weights=weights, capacity=capacity)
         pool = ThreadPoolExecutor(1, thread_name_prefix="data")
 
         def open_dataset(dataset: Dataset, position: DatasetCursor) -> DatasetStream:
@@ -61,7 +62,7 @@ class DataReader:
 
         return TokenStream(
             datasets=[open_dataset(each, cursors[each.name]) for each in datasets],
-            weights={each.name: float(number(each.weight)) for each in datasets},
+            weights=weights,
             rows_per_batch=max(1, batch_tokens // capacity),
         )
 

@@ -1,5 +1,6 @@
 """Stream of training batches from several datasets, with a cursor to resume from."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -10,6 +11,8 @@ from etude.common.errors import CorruptError, Problem, UserError
 from etude.trainer.learner.batches import SupervisedSequence
 from etude.trainer.learner.data.windows import Window, WindowPlace, WindowReader
 
+log = logging.getLogger(__name__)
+
 
 class DatasetCursor(BaseModel):
     """Position in one dataset, the same for any number of ranks."""
@@ -18,6 +21,8 @@ class DatasetCursor(BaseModel):
 
     listing: str
     """Digest of the files' names and sizes."""
+    capacity: int = Field(ge=1)
+    """Tokens of a row: rows are counted in the packing that it gives."""
     pass_number: int = Field(default=0, ge=0)
     block: int = Field(default=0, ge=0)
     """First block of the window, in the order of the pass."""
@@ -131,12 +136,20 @@ class TokenStream:
         )
 
 
-def read_cursor(text: str, listings: Mapping[str, str]) -> dict[str, DatasetCursor]:
-    """Read a cursor for the present files of each dataset; datasets that it lacks start at 0.
+def read_cursor(
+    text: str, listings: Mapping[str, str], *, weights: Mapping[str, float], capacity: int
+) -> dict[str, DatasetCursor]:
+    """Read a cursor for the present files and row size of each dataset.
+
+    A dataset that it lacks starts at its beginning, with the share of tokens that its weight would
+    have given it, so that it does not catch up alone. After a change of the row size the window
+    under way is read again from its first row.
 
     Args:
         text: what `TokenStream.cursor` gave; empty at the start of a phase.
         listings: digest of the present files, by dataset.
+        weights: by dataset.
+        capacity: tokens of a row.
 
     Raises:
         CorruptError: the text is no cursor.
@@ -157,6 +170,19 @@ def read_cursor(text: str, listings: Mapping[str, str]) -> dict[str, DatasetCurs
                     " it then starts at its beginning",
                 )
             )
+    known = [name for name in listings if name in saved]
+    tokens_per_weight = sum(saved[name].tokens for name in known) / max(
+        sum(weights[name] for name in known), 1e-9
+    )
+    for name in known:
+        if saved[name].capacity != capacity:
+            log.warning("dataset %s: rows changed their size, its window is read again", name)
+            saved[name].capacity, saved[name].row = capacity, 0
     return {
-        name: saved.get(name, DatasetCursor(listing=listing)) for name, listing in listings.items()
+        name: saved[name]
+        if name in saved
+        else DatasetCursor(
+            listing=listing, capacity=capacity, tokens=round(weights[name] * tokens_per_weight)
+        )
+        for name, listing in listings.items()
     }
