@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from google.protobuf.message import DecodeError
+
 from etude.v1 import journal_pb2 as pb
 
 JOURNAL = "journal/"
@@ -106,8 +108,14 @@ class _Auditor:
             return
         self.parts.append(body.data)
         if len(self.parts) == body.count:
-            self.apply_body(pb.JournalRecord.FromString(b"".join(self.parts)))
+            data = b"".join(self.parts)
             self.parts.clear()
+            try:
+                record = pb.JournalRecord.FromString(data)
+            except DecodeError as error:
+                self.report("log", f"the parts of record {self.sequence} are damaged: {error}")
+                return
+            self.apply_body(record)
 
     def apply_body(self, record: pb.JournalRecord) -> None:
         match record.WhichOneof("body"):
