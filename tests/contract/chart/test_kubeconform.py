@@ -9,6 +9,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 from tests.support import needs
 from tests.support.chart import helm
 from tests.support.chart.helm import ROOT
@@ -22,6 +23,7 @@ from etude.operator.commands.render import render_children
 KUBERNETES = "1.36.0"
 FOREIGN = "PodMonitor,PrometheusRule"
 """Kinds of the Prometheus Operator, whose schemas nobody bundles."""
+RAY_CLUSTERS = ROOT / "tests" / "data" / "crds" / "kuberay" / "rayclusters.yaml"
 EXAMPLES = sorted(
     path
     for path in (ROOT / "examples").rglob("*.yaml")
@@ -55,6 +57,9 @@ def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
         schema = json.loads(text)
         schema["$defs"] = dict(referred(text, definitions))
         (folder / name).write_text(json.dumps(schema), encoding="utf-8")
+    ray = yaml.safe_load(RAY_CLUSTERS.read_text(encoding="utf-8"))
+    schema = ray["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    (folder / "raycluster-ray-v1.json").write_text(json.dumps(schema), encoding="utf-8")
     for kind in crd.KINDS:
         root = crd.definition(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
         name = f"{kind.name.lower()}-etude-v1alpha1.json"
