@@ -54,8 +54,13 @@ async def test_a_swap_on_a_dead_engine_says_that_the_engine_is_unavailable(
 ) -> None:
     config = SimpleNamespace(get_vocab_size=lambda: 320, max_model_len=256)
     core = DeadCore()
+    ranks = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1))
     llm: Any = SimpleNamespace(
-        model_config=config, engine_core=core, collective_rpc=core.call_utility, errored=True
+        model_config=config,
+        vllm_config=ranks,
+        engine_core=core,
+        collective_rpc=core.call_utility,
+        errored=True,
     )
     engine = replica.Replica(llm, options)
     with pytest.raises(UnavailableError, match="EngineDeadError"):
