@@ -128,15 +128,25 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+UNGUARDED = (
+    "from etude.trainer.controller.phases import guards as g; g.MAX_STALE_MISMATCH = 1e9;"
+    " g.MAX_MISMATCH = dict.fromkeys(g.MAX_MISMATCH, 1e9); "
+)
+"""For tests that train on invented log-probs, which the mismatch guard refuses."""
+
+
 @pytest.fixture
 def start(world: Path, environment: dict[str, str]) -> Iterator[Start]:
     """Starts the trainer on a spec; whatever still runs at the end is killed."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def run(given: dict[str, Any], **changed: str) -> subprocess.Popen[bytes]:
+    def run(
+        given: dict[str, Any], *, is_guarded: bool = True, **changed: str
+    ) -> subprocess.Popen[bytes]:
         (world / "run.json").write_text(json.dumps({"name": "tiny", "uid": "u", "spec": given}))
         log = (world / "trainer.log").open("ab")
-        command = [sys.executable, "-c", "from etude.trainer.main import main; main()"]
+        program = "from etude.trainer.main import main; main()"
+        command = [sys.executable, "-c", program if is_guarded else UNGUARDED + program]
         process = subprocess.Popen(command, env={**environment, **changed}, stdout=log, stderr=log)
         started.append(process)
         return process
@@ -187,13 +197,13 @@ async def test_a_killed_trainer_resumes_and_trains_nothing_twice(
     given = spec(world, mode="FullyAsync")
     # Twelve of the twenty rollouts, two calls each: enough for a step, too few for all of them.
     partners.engine.holds_after = 24
-    first = start(given)
+    first = start(given, is_guarded=False)
     await status_where(runs, first, lambda s: s.phase == "rl" and s.step >= 1)
     first.send_signal(signal.SIGKILL)
     await ended(first)
     partners.engine.holds_after = None
 
-    second = start(given)
+    second = start(given, is_guarded=False)
     done = await status_where(runs, second, lambda s: s.state == run_pb2.RUN_STATE_DONE)
     assert (done.phase, done.step, done.target_step) == ("rl", 5, 5)
     assert done.rollouts.trained == 20
