@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -161,8 +162,8 @@ class Learner:
             self.policy,
             trained.filtered_rows,
             objective,
-            losses=lambda sample, objective: microbatch_losses(
-                self.policy, sample, objective, ranks=self._ranks, packing=self._packing
+            losses=partial(
+                microbatch_losses, self.policy, ranks=self._ranks, packing=self._packing
             ),
             seed=state.step,
         )

@@ -8,6 +8,7 @@ Shapes: B rows, T their length, A query heads, K key heads, D head size, S seque
 """
 
 import itertools
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -97,19 +98,41 @@ def attend(  # noqa: PLR0913 - transformers' own signature
     Returns:
         [B, T, A, D]
     """
-    unsupported = [name for name in _UNSUPPORTED if others.get(name) is not None]
-    if unsupported or attention_mask is not None or not getattr(module, "is_causal", True):
-        named = ", ".join(unsupported) or "a mask of its own"
-        raise ValueError(f"{type(module).__name__} attends with {named}, which packing lacks")
+    _check_supported(module, attention_mask, others)
     if segments is None:
         rows, length = query.shape[0], query.shape[2]
         segments = Segments((length,) * rows, device=query.device)
     segments.layers.add(int(getattr(module, "layer_idx", -1)))
-    queries, keys, values = (part.transpose(1, 2).flatten(0, 1) for part in (query, key, value))
+    parts = tuple(part.transpose(1, 2).flatten(0, 1) for part in (query, key, value))
+    result = _attend_segments(
+        parts, segments, scaling=scaling, sliding_window=sliding_window, softcap=softcap
+    )
+    return result.reshape(query.shape[0], query.shape[2], *result.shape[1:]), None
+
+
+def _check_supported(
+    module: nn.Module, attention_mask: Tensor | None, others: Mapping[str, object]
+) -> None:
+    unsupported = [name for name in _UNSUPPORTED if others.get(name) is not None]
+    if unsupported or attention_mask is not None or not getattr(module, "is_causal", True):
+        named = ", ".join(unsupported) or "a mask of its own"
+        raise ValueError(f"{type(module).__name__} attends with {named}, which packing lacks")
+
+
+def _attend_segments(
+    parts: tuple[Tensor, ...],
+    segments: Segments,
+    *,
+    scaling: float | None,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """Attend within each segment, in one kernel call where there is a kernel; gives [T, A, D]."""
+    queries, keys, values = parts
     longest = max(segments.lengths)
     window = sliding_window if sliding_window is not None and sliding_window < longest else None
     if _has_kernel(queries, keys, values, softcap=softcap):
-        found = varlen_attn(
+        attended = varlen_attn(
             queries,
             keys,
             values,
@@ -119,18 +142,16 @@ def attend(  # noqa: PLR0913 - transformers' own signature
             longest,
             scale=scaling,
             window_size=(-1 if window is None else window - 1, 0),
-            enable_gqa=key.shape[1] != query.shape[1],
+            enable_gqa=keys.shape[1] != queries.shape[1],
         )
-        result = cast("Tensor", found)  # nothing else was asked for
-    else:
-        parts = zip(
-            *(torch.split(part, list(segments.lengths)) for part in (queries, keys, values)),
-            strict=True,
-        )
-        result = torch.cat(
-            [_attend_once(*part, scaling=scaling, window=window, softcap=softcap) for part in parts]
-        )
-    return result.reshape(query.shape[0], query.shape[2], *result.shape[1:]), None
+        return cast("Tensor", attended)  # nothing else was asked for
+    split = (torch.split(part, list(segments.lengths)) for part in parts)
+    return torch.cat(
+        [
+            _attend_once(*segment, scaling=scaling, window=window, softcap=softcap)
+            for segment in zip(*split, strict=True)
+        ]
+    )
 
 
 def _has_kernel(query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None) -> bool:
