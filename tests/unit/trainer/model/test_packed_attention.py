@@ -100,6 +100,18 @@ def test_capped_attention_is_that_of_the_architecture(tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_padded_rows_are_capped_as_packed_ones_are(tmp_path: Path) -> None:
+    config = Gemma2Config(**SMALL, **WINDOWS, attn_logit_softcapping=1.0, query_pre_attn_scalar=8)
+    config.save_pretrained(tmp_path)
+    batch = collate(rows(23, 9), device=torch.device("cpu"))
+    found, expected = (load_policy(tmp_path, seed=1) for _ in range(2))
+    expected.model.set_attn_implementation("eager")
+    logprobs = [
+        each(batch.token_ids, batch.rows, batch.places).logprobs for each in (found, expected)
+    ]
+    torch.testing.assert_close(*logprobs, atol=1e-5, rtol=1e-5)
+
+
 def test_no_token_sees_another_sequence_of_its_row(tmp_path: Path) -> None:
     LlamaConfig(**SMALL).save_pretrained(tmp_path)
     policy = load_policy(tmp_path, seed=1)

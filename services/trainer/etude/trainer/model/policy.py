@@ -56,6 +56,9 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
         self.transform = transform
+        if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
+            # The attention of torch leaves the cap out; ours has it, for padded rows, too.
+            model.set_attn_implementation(packed_attention.IMPLEMENTATION)
 
     @property
     def config(self) -> PretrainedConfig:
