@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.native_template import TEMPLATE, write_call
 
 from etude.agent.chat import ChatFormat
 from etude.common.api.run.phases import RolloutPolicy
@@ -29,9 +30,8 @@ def task_uri(tmp_path: Path) -> str:
     return folder.as_uri()
 
 
-@pytest.fixture
-async def worker(partners: Any, model_folder: Path, tmp_path: Path) -> AsyncIterator[RolloutWorker]:
-    made = RolloutWorker(
+def make_worker(partners: Any, model_folder: Path, tmp_path: Path) -> RolloutWorker:
+    return RolloutWorker(
         WorkerConfig(
             run="run",
             model_folder=model_folder,
@@ -44,6 +44,11 @@ async def worker(partners: Any, model_folder: Path, tmp_path: Path) -> AsyncIter
             traces_file=tmp_path / "traces.jsonl",
         )
     )
+
+
+@pytest.fixture
+async def worker(partners: Any, model_folder: Path, tmp_path: Path) -> AsyncIterator[RolloutWorker]:
+    made = make_worker(partners, model_folder, tmp_path)
     yield made
     await made.close()
 
@@ -89,6 +94,28 @@ async def test_a_group_comes_back_scored_with_its_exact_tokens(
     assert rollout.ending == rollout_pb2.ENDING_STOPPED
     assert rollout.trace_id == "7" * 32
     assert rollout.seed != records[1].rollout.seed
+
+
+async def test_a_group_calls_tools_in_the_models_own_form(
+    partners: Any, model_folder: Path, task_uri: str, tmp_path: Path
+) -> None:
+    (model_folder / "chat_template.jinja").write_text(TEMPLATE)
+    partners.engine.chat = chat = ChatFormat.load(model_folder)
+    call = write_call("read_file", path="a.py")
+    partners.engine.turns = (call, "Done.")
+    worker = make_worker(partners, model_folder, tmp_path)
+    given = order(task_uri, partners.target, tool_format="Native", max_tokens=8_000)
+    records = await run(worker, given)
+    await worker.close()
+    assert [record.reward.reward for record in records] == [1.0] * 3
+    rollout = records[0].rollout
+    text = chat.decode(rollout.links[0].token_ids)
+    assert text.startswith('<|system|>{"type": "function", "function": {"name": "read_file"')
+    assert "<|system|>Fix the bug.<|end|><|user|>Fix add.<|end|><|assistant|>" in text
+    result = "<|tool|>read_file: <tool_response>x = 1</tool_response><|end|>"
+    assert text.endswith(f"{call}<|end|>{result}<|assistant|>Done.<|end|>")
+    assert (rollout.costs.tool_calls, rollout.costs.malformed_calls) == (1, 0)
+    assert sum(rollout.links[0].loss_mask) == rollout.costs.completion_tokens
 
 
 async def test_scoring_gets_diffs_and_calls_and_no_tokens(

@@ -16,6 +16,7 @@ from etude.cli.verbs.options import Endpoint, Region
 from etude.common.errors import Problem, UserError
 
 if TYPE_CHECKING:
+    from etude.agent.chat import ChatFormat
     from etude.common.model_sources.facts import ModelFacts
     from etude.common.model_sources.files import RemoteModel
     from etude.common.model_sources.hub_access import HubAccess
@@ -171,14 +172,20 @@ def _describe_chat(model: "RemoteModel") -> dict[str, str]:
         f"{'with' if traits.has_system else 'without'} system messages, "
         f"{'with' if traits.has_tool_role else 'without'} tool messages",
         "tool format": "Xml, in the system prompt"
-        + (
-            ""
-            if native is None
-            else f"; its native calls ({type(native).__name__}) are not used yet"
-        ),
+        + (f"; Native: {_describe_native(chat)}" if native is not None else ""),
         "end of turn": ends,
         "thinking": thinking,
     }
+
+
+def _describe_native(chat: "ChatFormat") -> str:
+    from etude.agent.chat.native_form import find_native_form
+    from etude.agent.toolsets import toolset
+
+    try:
+        return find_native_form(chat, toolset("Standard").schemas()).tool_format.name
+    except UserError as error:
+        return f"refused: it {error.problem.what}"
 
 
 @contextmanager

@@ -11,7 +11,7 @@ is a malformed call: it is kept as data, so that the policy can be shown what wa
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -37,6 +37,8 @@ class ParsedCall:
     raw: str = field(default="", compare=False)
     start: int = field(default=0, compare=False)
     """Position of raw in the parsed text."""
+    call_id: str = field(default="", compare=False)
+    """Id that the policy wrote, in formats that have one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,14 @@ def parse_calls(text: str) -> ParsedCompletion:
         calls.append(_read(text[start:at], start))
     message.append(text[at:])
     return ParsedCompletion(tuple(calls), "".join(message))
+
+
+def cut_calls(text: str, calls: Sequence[ParsedCall]) -> str:
+    """Cut the texts of calls out of a completion that has thinking before them."""
+    for call in reversed(calls):  # thinking may hold the same texts
+        before, _, after = text.rpartition(call.raw)
+        text = before + after
+    return text
 
 
 def render_call(name: str, arguments: Mapping[str, str]) -> str:

@@ -5,13 +5,16 @@ import functools
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
 
 from etude.agent.patterns import PatternError
 from etude.agent.tool_calls import MalformedCall, ParsedCall
+from etude.agent.tool_formats.base import ToolFormat
+from etude.agent.tool_formats.xml import XmlFormat
+from etude.agent.tool_messages import NativeForm, ShownTools
 from etude.agent.tools import (
     compact,
     files,
@@ -30,10 +33,14 @@ from etude.common.errors import InvalidFieldError
 
 ToolsetName = Literal["Standard", "Compact"]
 MAX_ARGUMENT_CHARS = 512 << 10
-_GUIDE = """\
+_ROLE = """\
 You are a software engineer at work in one repository, the current folder of your tools. Find out \
 what is asked, read before you change, make the smallest change that is right, and run the tests.
 
+"""
+_GUIDE = (
+    _ROLE
+    + """\
 Call tools in this form, several in one turn when they do not depend on each other:
 <tool_call><function=NAME>
 <parameter=ARGUMENT>
@@ -45,6 +52,14 @@ of the calls. A turn without a call ends the work, and so does finish.
 
 Tools:
 """
+)
+_NATIVE_GUIDE = (
+    _ROLE
+    + """\
+Call several tools in one turn when they do not depend on each other. Results come in the order of \
+the calls. A turn without a call ends the work, and so does finish.\
+"""
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +72,34 @@ class ToolLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolset:
-    """Tools by name, and their description for the policy."""
+    """Tools by name, their description for the policy, and the form of its calls."""
 
     name: ToolsetName
     system_prompt: str
+    """It describes the tools, unless `shown` does."""
+    native_prompt: str
+    """System prompt where the chat template shows the tools."""
     tools: Mapping[str, type[Tool]]
     limits: ToolLimits
     bad_call: str = ""
     """Fixed answer to every call that cannot run; unset: the answer has the reason."""
+    tool_format: ToolFormat = field(default_factory=XmlFormat)
+    """Form of the calls in a completion."""
+    shown: ShownTools | None = None
+    """Tools as the chat template shows them; None if the system prompt describes them."""
+
+    def schemas(self) -> list[Mapping[str, object]]:
+        """JSON schema of each tool."""
+        return [tool_schema(name, tool) for name, tool in self.tools.items()]
+
+    def with_form(self, form: NativeForm) -> "Toolset":
+        """The same tools, which a model's own chat template shows."""
+        return replace(
+            self,
+            system_prompt=self.native_prompt,
+            tool_format=form.tool_format,
+            shown=form.shown,
+        )
 
     def refusal(self, why: str) -> ToolOutcome:
         """Outcome for the policy of a call that cannot run."""
@@ -133,6 +168,7 @@ def _standard() -> Toolset:
     return Toolset(
         name="Standard",
         system_prompt=_GUIDE + "\n".join(rows),
+        native_prompt=_NATIVE_GUIDE,
         tools=tools,
         limits=ToolLimits(max_calls=64),
     )
@@ -150,6 +186,7 @@ def _compact() -> Toolset:
     return Toolset(
         name="Compact",
         system_prompt=f"Fix the bug. Tools: {' '.join(rows)}",
+        native_prompt="Fix the bug.",
         tools=tools,
         limits=ToolLimits(max_calls=8),
         bad_call="Error: bad call",

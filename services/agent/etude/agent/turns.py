@@ -19,7 +19,7 @@ from etude.agent.chat import ChatFormat, Conversation, DeltaError, TemplateError
 from etude.agent.chat.thinking import count_thinking, remove_thinking
 from etude.agent.completions import Completion
 from etude.agent.time_limit import time_limit
-from etude.agent.tool_calls import MalformedCall, ParsedCall, parse_calls
+from etude.agent.tool_calls import MalformedCall, ParsedCall, cut_calls
 from etude.agent.tools.base import ErrorKind, Tool, ToolOutcome
 from etude.agent.tools.terminal import Finish
 from etude.agent.toolsets import Toolset
@@ -106,7 +106,7 @@ def first_prompt(
         UserError: the prompt leaves no room for a completion, or the chat template refuses it.
     """
     try:
-        conversation = chat.open(tools.system_prompt, instruction)
+        conversation = chat.open(tools.system_prompt, instruction, tools.shown)
     except TemplateError as error:
         raise UserError(
             Problem(
@@ -209,7 +209,7 @@ class _Rollout:
             return RolloutEnding.LENGTH_LIMIT
         text = self.chat.decode(ids[:-1])
         # A call that the policy only thinks about is not one.
-        calls, message = parse_calls(remove_thinking(self.chat, text))
+        calls, message = self.tools.tool_format.parse(remove_thinking(self.chat, text))
         if not calls:
             self.final_message = message
             return RolloutEnding.STOPPED
@@ -220,8 +220,18 @@ class _Rollout:
         if finish is not None:
             self.final_message = finish.message or message
             return RolloutEnding.STOPPED
-        self.conversation.add_completion(text, end=ids[-1])
+        self._add_completion(text, calls, end=ids[-1])
         return self._continue(turn, outcomes)
+
+    def _add_completion(
+        self, text: str, calls: Sequence[ParsedCall | MalformedCall], *, end: int
+    ) -> None:
+        """Note a turn: as calls if all of them parse, else as the text that was sampled."""
+        parsed = [call for call in calls if isinstance(call, ParsedCall)]
+        if len(parsed) < len(calls):
+            parsed = []
+        content = cut_calls(text, parsed)
+        self.conversation.add_completion(text, end=end, content=content, calls=parsed)
 
     def _continue(self, turn: int, outcomes: Sequence[ToolOutcome]) -> RolloutEnding | None:
         """Append the results, unless no turn or no room is left."""

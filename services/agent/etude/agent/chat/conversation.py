@@ -2,17 +2,27 @@
 
 The next prompt is the tokens so far and a delta. The delta is cut out of a rendering of the whole
 conversation in which a placeholder stands for the assistant's last turn: the text behind the
-placeholder, without the end of the turn, which was sampled.
+placeholder, without the end of the turn, which was sampled. The placeholder is the turn's text or,
+where the template takes tool calls, the name of its last call.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from etude.agent.chat.messages import texts_of
 from etude.agent.chat.planting import choose_mark
-from etude.agent.chat.template import RenderedMessage, TemplateError
+from etude.agent.chat.template import TemplateError
 from etude.agent.chat.traits import make_message
+from etude.agent.tool_calls import ParsedCall
+from etude.agent.tool_messages import (
+    RenderedMessage,
+    ShownTools,
+    make_call_message,
+    make_result_messages,
+    name_last_call,
+)
 
 if TYPE_CHECKING:
     from etude.agent.chat.format import ChatFormat
@@ -31,49 +41,70 @@ class Conversation:
     """One conversation, as messages for the template; its tokens are the caller's."""
 
     chat: "ChatFormat"
-    tools: Sequence[Mapping[str, object]] | None
+    shown: ShownTools | None
+    """Tools that the template shows; None if the system prompt describes them."""
     prompt: list[int]
     """Tokens up to the first completion."""
-    rewrites_history: bool = False
-    """True once the template rendered an earlier turn otherwise than it was sampled."""
+    num_text_turns: int = 0
+    """Turns with calls that the template was given as text, as it refuses them as calls."""
+    _is_rewritten: bool = False
+    _num_calls: int = 0
     _raw: list[RenderedMessage] = field(default_factory=list)
     _planted: list[RenderedMessage] = field(default_factory=list)
     _mark: str = ""
+    _reply: str = ""
+    """Text of the last completion."""
     _end: int | None = None
     """Token that ended the last completion."""
     _text: str = ""
-    """Rendered text up to the last turn, as the tokens have it."""
+    """Rendered text up to the last turn, as the tokens have it, without marks."""
 
     @classmethod
     def open(
-        cls,
-        chat: "ChatFormat",
-        system: str,
-        user: str,
-        tools: Sequence[Mapping[str, object]] | None,
+        cls, chat: "ChatFormat", system: str, user: str, shown: ShownTools | None
     ) -> "Conversation":
         """Render the first prompt.
 
         Raises:
             TemplateError: the template refuses it.
         """
-        opened = cls(chat, tools, [])
-        if system and chat.traits.has_system:
+        opened = cls(chat, shown, [])
+        if system and chat.traits.opens_with_system:
             opened._append(make_message("system", system), make_message("user", user))
         else:
             opened._append(make_message("user", f"{system}\n\n{user}" if system else user))
         opened.prompt = opened.render_again()
         return opened
 
-    def add_completion(self, text: str, *, end: int | None = None) -> None:
+    @property
+    def rewrites_history(self) -> bool:
+        """True once the template renders an earlier turn otherwise than it was sampled."""
+        if not self._is_rewritten and self._text:
+            self._compare_history(self._render(self._planted))
+        return self._is_rewritten
+
+    def add_completion(
+        self,
+        text: str,
+        *,
+        end: int | None = None,
+        content: str = "",
+        calls: Sequence[ParsedCall] = (),
+    ) -> None:
         """Note the text of a completion and the token that ended it; they are never made again.
 
         Args:
             text: without the end.
             end: the token that ended it; the template's own end unless given.
+            content: the text without its calls.
+            calls: for a template that shows the tools; without any, it is given the text.
         """
-        self._append(make_message("assistant", text))
-        self._end = end
+        self._reply, self._end = text, end
+        if self.shown is None or not calls:
+            self._append(make_message("assistant", text))
+            return
+        self._append(make_call_message(self.shown, content, calls, first=self._num_calls))
+        self._num_calls += len(calls)
 
     def append_results(self, results: Sequence[str]) -> list[int]:
         """Append the results of the last turn's calls; returns the tokens that follow the turn.
@@ -82,20 +113,18 @@ class Conversation:
             DeltaError: the template does not tell them; `render_again` gives a new context.
         """
         place = len(self._raw) - 1
+        turn = self._raw[place]
+        if "tool_calls" in turn:
+            self._append(*make_result_messages(turn, results))
+            try:
+                return self._cut_after_calls(place)
+            except DeltaError as error:  # as of templates that take one call in a turn
+                log.info("a turn with calls is rendered as text: %s", error)
+            self.num_text_turns += 1
+            del self._raw[place:], self._planted[place:]
+            self._append(make_message("assistant", self._reply))
         self._append(*self._result_messages(results))
-        placeholder = f"{self._mark}{self._mark}turn{self._mark}"
-        reply = {**self._planted[place], "content": placeholder}
-        shown = [*self._planted[:place], reply, *self._planted[place + 1 :]]
-        try:
-            text = self._render(shown)
-        except TemplateError as error:
-            raise DeltaError(str(error)) from error
-        before, found, after = text.partition(placeholder)
-        if not found or placeholder in after:
-            raise DeltaError("the template renders the assistant's turn not at all, or twice")
-        self._compare_history(before, self._planted[place]["content"])
-        self._text += f"{self._planted[place]['content']}{after}"
-        return self._encode_delta(after)
+        return self._cut_after_text(place)
 
     def render_again(self) -> list[int]:
         """Render and encode the whole conversation: the prompt of a new context.
@@ -103,23 +132,25 @@ class Conversation:
         Raises:
             TemplateError: the template refuses it.
         """
-        self._text = self._render(self._planted)
-        return self.chat.vocabulary.encode_marked(self._text, self._mark, is_start=True)
+        text = self._render(self._planted)
+        self._text = self._without_marks(text)
+        return self.chat.vocabulary.encode_marked(text, self._mark, is_start=True)
 
     def _append(self, *messages: RenderedMessage) -> None:
         """Append messages, with the tags in them marked."""
-        texts = [each["content"] for each in messages]
-        if not self._mark or any(self._mark[0] in text for text in texts):
-            self._raw.extend(messages)
-            self._mark = choose_mark(each["content"] for each in self._raw)
-            self._planted = self.chat.plant(self._raw, self._mark)
-            self._text = ""
-            return
         self._raw.extend(messages)
-        self._planted.extend(self.chat.plant(messages, self._mark))
+        if self._mark and not any(self._mark[0] in text for text in texts_of(messages)):
+            self._planted.extend(self.chat.plant(messages, self._mark))
+            return
+        self._mark = choose_mark(texts_of(self._raw))
+        self._planted = self.chat.plant(self._raw, self._mark)
 
     def _render(self, messages: Sequence[RenderedMessage]) -> str:
-        return self.chat.template.render(messages, tools=self.tools, add_generation_prompt=True)
+        tools = None if self.shown is None else self.shown.schemas
+        return self.chat.template.render(messages, tools=tools, add_generation_prompt=True)
+
+    def _without_marks(self, text: str) -> str:
+        return text.replace(self._mark, "")
 
     def _result_messages(self, results: Sequence[str]) -> list[RenderedMessage]:
         if self.chat.traits.has_tool_role:
@@ -127,14 +158,75 @@ class Conversation:
         wrapped = [f"<tool_response>\n{result}\n</tool_response>" for result in results]
         return [make_message("user", "\n".join(wrapped))]
 
-    def _compare_history(self, before: str, reply: str) -> None:
-        if self.rewrites_history or before == self._text:
+    def _cut_after_text(self, place: int) -> list[int]:
+        """Tokens after a turn that the template is given as text.
+
+        Raises:
+            DeltaError: the template does not tell them.
+        """
+        placeholder = self._placeholder
+        reply = {**self._planted[place], "content": placeholder}
+        before, after = self._split_at(place, reply)
+        if placeholder in after:
+            raise DeltaError("the template renders the assistant's turn twice")
+        return self._take_delta(before, after)
+
+    def _cut_after_calls(self, place: int) -> list[int]:
+        """Tokens after a turn that the template is given as calls.
+
+        Raises:
+            DeltaError: the template refuses the calls, or does not tell the tokens.
+        """
+        placeholder = self._placeholder
+        before, after = self._split_at(place, name_last_call(self._planted[place], placeholder))
+        # Up to its end the turn is the template's own text, so its first end is the turn's.
+        cut = self._find_end(after)
+        if cut is None:
+            raise DeltaError("the template writes no token that ends a turn with calls")
+        # A result may tell the name of its call.
+        name = self._planted[-1]["name"]
+        return self._take_delta(before, after[cut:].replace(placeholder, name))
+
+    @property
+    def _placeholder(self) -> str:
+        return f"{self._mark}{self._mark}turn{self._mark}"
+
+    def _split_at(self, place: int, turn: RenderedMessage) -> tuple[str, str]:
+        """Texts before and after the placeholder in a turn.
+
+        Raises:
+            DeltaError: the template does not render it.
+        """
+        shown = [*self._planted[:place], turn, *self._planted[place + 1 :]]
+        try:
+            text = self._render(shown)
+        except TemplateError as error:
+            raise DeltaError(str(error)) from error
+        before, found, after = text.partition(self._placeholder)
+        if not found:
+            raise DeltaError("the template does not render the assistant's turn")
+        return before, after
+
+    def _find_end(self, text: str) -> int | None:
+        """Position of the first tag that ends a turn."""
+        vocabulary, place = self.chat.vocabulary, 0
+        while tag := vocabulary.finder.find(text, place):
+            if vocabulary.tags[tag[0]] in self.chat.end_ids:
+                return tag.start()
+            place = tag.end()
+        return None
+
+    def _take_delta(self, before: str, after: str) -> list[int]:
+        self._compare_history(before)
+        self._text += self._reply + self._without_marks(after)
+        return self._encode_delta(after)
+
+    def _compare_history(self, rendered: str) -> None:
+        """Note if the template renders earlier turns otherwise than the tokens have them."""
+        if self._is_rewritten or self._without_marks(rendered).startswith(self._text):
             return
-        # The template may have put empty thinking before the placeholder, which has none.
-        is_longer = before.startswith(self._text)
-        if not is_longer or not self._render(self._planted).startswith(self._text + reply):
-            self.rewrites_history = True
-            log.info("the chat template renders earlier turns otherwise than they were sampled")
+        self._is_rewritten = True
+        log.info("the chat template renders earlier turns otherwise than they were sampled")
 
     def _encode_delta(self, after: str) -> list[int]:
         """Encode what follows the assistant's text, without an end of the turn that was sampled."""

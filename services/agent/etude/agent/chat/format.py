@@ -12,9 +12,10 @@ from etude.agent.chat.messages import map_texts, read_messages, texts_of
 from etude.agent.chat.plain import CHAT_TEMPLATE, LAYOUT_TOKENS
 from etude.agent.chat.planting import TokenFinder, choose_mark
 from etude.agent.chat.supervised import SupervisedTokens, encode_transcript
-from etude.agent.chat.template import ChatTemplate, RenderedMessage, TemplateError, read_template
+from etude.agent.chat.template import ChatTemplate, TemplateError, read_template
 from etude.agent.chat.traits import TemplateTraits, find_traits
 from etude.agent.chat.vocabulary import Vocabulary
+from etude.agent.tool_messages import RenderedMessage, ShownTools
 from etude.common.errors import InvalidFieldError
 
 
@@ -84,19 +85,19 @@ class ChatFormat:
         self,
         system: str,
         user: str,
-        tools: Sequence[Mapping[str, object]] | None = None,
+        shown: ShownTools | None = None,
     ) -> Conversation:
         """Open the conversation of a rollout.
 
         Args:
             system: system prompt.
             user: instruction.
-            tools: JSON schemas for the template; None if the system prompt describes the tools.
+            shown: tools for the template; None if the system prompt describes them.
 
         Raises:
             TemplateError: the template refuses the conversation.
         """
-        return Conversation.open(self, system, user, tools)
+        return Conversation.open(self, system, user, shown)
 
     def completion(self, text: str) -> list[int]:
         """Encode a turn written as text, as if it had been sampled: tags are tokens."""
@@ -149,6 +150,10 @@ class ChatFormat:
     ) -> SupervisedTokens:
         """Encode a whole transcript for supervised training.
 
+        Args:
+            messages: of the transcript.
+            tools: JSON schemas that the template shows.
+
         Raises:
             InvalidFieldError: a message has an unknown role or the wrong kind of content, or the
                 template refuses the transcript.
@@ -156,8 +161,11 @@ class ChatFormat:
         read = read_messages(messages)
         if not self.traits.has_system:
             read = merge_system(read)
-        mark = choose_mark(texts_of(read))
+        mark = choose_mark(texts_of([*read, {"tools": tools}]))
         planted = self.plant(read, mark)
+        if tools:
+            finder = self.vocabulary.finder
+            tools = map_texts(tools, lambda text: finder.plant(text, mark))
         try:
             return encode_transcript(self, planted, mark, tools)
         except TemplateError as error:
@@ -188,7 +196,7 @@ def _load_template(vocabulary: Vocabulary) -> ChatTemplate:
         refuse_folder(
             folder / "tokenizer_config.json",
             "has no chat_template: the model was not trained for chat",
-            "give a model with a chat template, or write the Plain template into its folder:"
+            "give a model with a chat template, or set model.chat.template: Plain; outside of runs,"
             f" python -m etude.agent.chat.plain > {folder / 'chat_template.jinja'}",
             "WrongChatTemplate",
         )
@@ -199,7 +207,7 @@ def _load_template(vocabulary: Vocabulary) -> ChatTemplate:
         refuse_folder(
             folder / "tokenizer.json",
             f"lacks the tokens of the Plain template: {' '.join(missing)}",
-            "add them to the tokenizer as added tokens, and to the model's embedding",
+            f"set model.addTokens: [{', '.join(map(repr, missing))}]",
         )
     now = datetime.now(UTC).astimezone()
     return ChatTemplate.compile(source, path=path, variables=vocabulary.special_tokens, now=now)

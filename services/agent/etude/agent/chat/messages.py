@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NotRequired, TypedDict
 
-from etude.agent.chat.template import RenderedMessage
+from etude.agent.tool_messages import RenderedMessage
 from etude.common.errors import InvalidFieldError
 
 MAX_MESSAGES = 10_000
@@ -66,11 +66,11 @@ def _read(message: Mapping[str, Any], index: int) -> Iterator[RenderedMessage]:
 
 
 def map_texts(value: object, change: Callable[[str], str]) -> Any:  # noqa: ANN401 - JSON
-    """A JSON value with each of its texts changed, keys of objects excepted."""
+    """A JSON value with each of its texts changed, keys of objects too: a call's are foreign."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: map_texts(each, change) for key, each in value.items()}
+        return {change(str(key)): map_texts(each, change) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [map_texts(each, change) for each in value]
     return value

@@ -68,8 +68,9 @@ class PieceReader:
     def of(cls, chat: "ChatFormat") -> Self:
         """Find the frames by rendering a small conversation."""
         conversation = chat.open(SYSTEM, INSTRUCTION)
-        roles = ("system", "user") if chat.traits.has_system else ("user",)
-        texts = (SYSTEM, INSTRUCTION) if chat.traits.has_system else (f"{SYSTEM}\n\n{INSTRUCTION}",)
+        has_system = chat.traits.opens_with_system
+        roles = ("system", "user") if has_system else ("user",)
+        texts = (SYSTEM, INSTRUCTION) if has_system else (f"{SYSTEM}\n\n{INSTRUCTION}",)
         opening = _frames(chat, chat.decode(conversation.prompt), texts)
         conversation.add_completion(REPLY)
         try:

@@ -4,7 +4,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from etude.agent.chat.template import RenderedMessage, TemplateError
+from etude.agent.chat.template import TemplateError
+from etude.agent.tool_messages import RenderedMessage
 
 if TYPE_CHECKING:
     from etude.agent.chat.format import ChatFormat

@@ -15,10 +15,8 @@ from jinja2 import ext, nodes, parser, sandbox
 from typing_extensions import override
 
 from etude.agent.chat.folder import read_json, read_text, refuse_folder
+from etude.agent.tool_messages import RenderedMessage
 from etude.common.errors import EtudeError
-
-RenderedMessage = Mapping[str, Any]
-"""One message as templates read it: role, content, and further fields of some roles."""
 
 
 class TemplateError(EtudeError):

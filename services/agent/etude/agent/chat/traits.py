@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from etude.agent.chat.planting import TokenFinder
 from etude.agent.chat.template import (
     ChatTemplate,
-    RenderedMessage,
     TemplateError,
     refuse_template,
 )
+from etude.agent.tool_messages import RenderedMessage
 
 SYSTEM, INSTRUCTION, REPLY, RESULT = (
     "Probe system.",
@@ -34,6 +34,8 @@ class TemplateTraits:
 
     has_system: bool
     """It renders a system message; otherwise the text goes before the first user message."""
+    moves_system: bool
+    """It renders the system message at the last user message, wherever that is."""
     has_tool_role: bool
     """It renders tool messages after turns of plain text, turn after turn."""
     header: str
@@ -46,6 +48,12 @@ class TemplateTraits:
     """Tags that the template writes around texts."""
     thinking: tuple[str, str] | None
     """Texts that open and close thinking; None if the model has no known ones."""
+
+    @property
+    def opens_with_system(self) -> bool:
+        """True if a rollout begins with a system message, which stays in its place."""
+        # Results that are user messages would each be given the system text again.
+        return self.has_system and (self.has_tool_role or not self.moves_system)
 
     @property
     def opens_thinking(self) -> bool:
@@ -83,9 +91,11 @@ def find_traits(template: ChatTemplate, finder: TokenFinder) -> TemplateTraits:
     tooled = _try(template, tools, (RESULT,), prompt=True)
     system = [make_message("system", SYSTEM), user]
     opened = _try(template, system, (SYSTEM, INSTRUCTION), prompt=True)
+    later = _try(template, [system[0], *twice], (SYSTEM, INSTRUCTION))
     texts = [once, longer, opening, tooled or "", opened or ""]
     return TemplateTraits(
         has_system=opened is not None,
+        moves_system=later is not None and later.index(SYSTEM) > later.index(INSTRUCTION),
         has_tool_role=tooled is not None and (tooled.count(REPLY), tooled.count(RESULT)) == (2, 3),
         header=_find_header(prompt, bare or opening, once),
         generation_prompt=prompt,

@@ -1,4 +1,4 @@
-"""`python -m etude.agent.chat.trial CPU_S FOLDER`: try a chat format, within limits.
+"""`python -m etude.agent.chat.trial CPU_S FOLDER [SCHEMAS…]`: try a chat format, within limits.
 
 A template is a program: it can loop for ever or fill the memory. It is tried once, in a process
 that the kernel stops, before the same template is rendered in processes that must not hang.
@@ -9,15 +9,19 @@ import json
 import resource
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from etude.agent.chat.conversation import DeltaError
 from etude.agent.chat.folder import read_json
 from etude.agent.chat.format import ChatFormat
+from etude.agent.chat.native_form import find_native_form
 from etude.agent.chat.template import TemplateError, read_template, refuse_template
 from etude.agent.chat.vocabulary import Vocabulary
 from etude.common.errors import Problem, UserError
 
+Schemas = Sequence[Mapping[str, object]]
+"""JSON schema of each tool of a toolset."""
 CPU_S = 10
 """CPU time of all renderings; those of the largest templates known take 0.1 s."""
 MEMORY_BYTES = 2 << 30
@@ -26,13 +30,21 @@ _WALL_S = 300.0
 _RESULTS = ("first result\n", "", "  third {{ result }} {% raw %}")
 
 
-def check_chat_format(model_folder: Path, *, cpu_s: int = CPU_S) -> None:
+def check_chat_format(
+    model_folder: Path, *, native_tools: Sequence[Schemas] = (), cpu_s: int = CPU_S
+) -> None:
     """Try a model's chat format in a process of its own, which may take `cpu_s` for rendering.
+
+    Args:
+        model_folder: with tokenizer and template.
+        native_tools: schemas of toolsets that the template must show and have calls for.
+        cpu_s: CPU time of all renderings.
 
     Raises:
         UserError: the tokenizer or the template does not work, or the template takes too long.
     """
     command = [sys.executable, "-m", "etude.agent.chat.trial", str(cpu_s), str(model_folder)]
+    command += map(json.dumps, native_tools)
     try:
         done = subprocess.run(command, capture_output=True, timeout=_WALL_S, check=False)
     except subprocess.TimeoutExpired:
@@ -69,8 +81,8 @@ def _limit(cpu_s: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _try(cpu_s: int, model_folder: Path) -> None:
-    """Load the format, roll out three turns, and encode a transcript."""
+def _try(cpu_s: int, model_folder: Path, tools: Sequence[Schemas]) -> None:
+    """Load the format, roll out three turns, and one with each toolset in the model's own form."""
     vocabulary = Vocabulary.load(model_folder)
     _limit(cpu_s)
     chat = ChatFormat.of(vocabulary)
@@ -84,6 +96,8 @@ def _try(cpu_s: int, model_folder: Path) -> None:
             conversation.render_again()
     except TemplateError as error:
         refuse_template(chat.template.path, f"the chat template cannot continue a turn: {error}")
+    for schemas in tools:
+        find_native_form(chat, schemas)
 
 
 def main() -> None:
@@ -93,7 +107,7 @@ def main() -> None:
         SystemExit: it does not work.
     """
     try:
-        _try(int(sys.argv[1]), Path(sys.argv[2]))
+        _try(int(sys.argv[1]), Path(sys.argv[2]), [json.loads(text) for text in sys.argv[3:]])
     except UserError as error:
         sys.stdout.write(json.dumps(error.problem))
         raise SystemExit(1) from error

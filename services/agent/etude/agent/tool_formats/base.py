@@ -38,10 +38,14 @@ class Attempts:
         self._calls: list[ParsedCall | MalformedCall] = []
         self._message: list[str] = []
 
-    def add_call(self, name: str, arguments: Mapping[str, object], *, start: int, end: int) -> None:
+    def add_call(
+        self, name: str, arguments: Mapping[str, object], *, start: int, end: int, call_id: str = ""
+    ) -> None:
         """Add a well-formed call at [start, end); the text before it belongs to the message."""
         raw = self._take(start, end)
-        self._calls.append(ParsedCall(name=name, arguments=arguments, raw=raw, start=start))
+        self._calls.append(
+            ParsedCall(name=name, arguments=arguments, raw=raw, start=start, call_id=call_id)
+        )
 
     def add_malformed(self, reason: str, *, start: int, end: int) -> None:
         """Add an attempt at [start, end) that does not parse."""

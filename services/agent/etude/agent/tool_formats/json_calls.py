@@ -34,10 +34,11 @@ def find_body(pattern: re.Pattern[str], text: str, start: int) -> Body:
 
 
 class NamedCall(NamedTuple):
-    """A tool's name and its arguments."""
+    """A tool's name, its arguments, and the id that the policy gave it."""
 
     name: str
     arguments: Mapping[str, object]
+    call_id: str = ""
 
 
 def read_call(text: str, *keys: str) -> NamedCall:
@@ -62,7 +63,10 @@ def call_of(value: object, *keys: str) -> NamedCall:
         raise ValueError('the object needs a "name"')
     for key in keys:
         if key in value:
-            return NamedCall(name, arguments_of(value[key]))
+            given = value.get("id")
+            return NamedCall(
+                name, arguments_of(value[key]), given if isinstance(given, str) else ""
+            )
     raise ValueError(f'the object needs "{keys[0]}"')
 
 

@@ -3,8 +3,7 @@
 [TOOL_CALLS]NAME[ARGS]{KEY: VALUE}                 since version 11 of the format, each call so
 [TOOL_CALLS][{"name": NAME, "arguments": {KEY: VALUE}, "id": ID}]           before, one list
 
-[CALL_ID] and an id may stand before [ARGS], which is not the harness's id and is dropped. Either
-form is read, whichever the template shows.
+[CALL_ID] and an id may stand before [ARGS]. Either form is read, whichever the template shows.
 Source: mistral-common.
 """
 
@@ -29,7 +28,7 @@ TAG = "[TOOL_CALLS]"
 _BODY = re.compile(rf'(?:[^"\\\[]|\[(?!TOOL_CALLS\])|{JSON_STRING})*+', re.DOTALL)
 """JSON_BODY for this tag."""
 _HEAD = re.compile(
-    r"\s*+([^\s\[\]{}\"]++)\s*+(?:\[CALL_ID\][^\s\[\]{}\"]*+)?(?:\[ARGS\])\s*+(?=\{)"
+    r"\s*+([^\s\[\]{}\"]++)\s*+(?:\[CALL_ID\]([^\s\[\]{}\"]*+))?(?:\[ARGS\])\s*+(?=\{)"
 )
 _LIST = re.compile(r"\s*+\[\s*+")
 _SEPARATOR = re.compile(r"\s*+(,|\])\s*+")
@@ -95,15 +94,17 @@ def _read(text: str, tag: int, attempts: Attempts) -> None:
             elements = _read_list(written)
         else:
             value, end = decode_json(written, 0)
-            elements = [_Element(NamedCall(head[1], arguments_of(value)), end)]
+            elements = [_Element(NamedCall(head[1], arguments_of(value), head[2] or ""), end)]
     except ValueError as error:
         boundary = -1 if body.is_open else text.find(TAG, body.end)
         end = len(text) if boundary < 0 else boundary
         attempts.add_malformed(f"after {TAG}: {error}", start=tag, end=end)
         return
     start = tag
-    for (name, arguments), end in elements:
-        attempts.add_call(name, arguments, start=start, end=first + end)
+    for call, end in elements:
+        attempts.add_call(
+            call.name, call.arguments, start=start, end=first + end, call_id=call.call_id
+        )
         start = first + end
 
 

@@ -1,6 +1,5 @@
 """vLLM's OpenAI application over an engine that is already running."""
 
-import json
 from pathlib import Path
 
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -8,31 +7,38 @@ from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from etude.agent.chat.folder import read_json
+from etude.agent.chat.template import read_template
+from etude.agent.tool_formats.registry import find_tool_format
 from etude.inference.engine.replica import Replica
 from etude.inference.serving.openai import AsgiApp
+
+_PARSERS = {
+    "xml": "qwen3_xml",
+    "hermes": "hermes",
+    "llama3": "llama3_json",
+    "mistral": "mistral",
+    "mistral_list": "mistral",
+    "deepseek": "deepseek_v31",
+    "deepseek_fenced": "deepseek_v3",
+    "deepseek_v4": "deepseek_v4",
+    "glm": "glm47",
+}
+"""vLLM's names by ours."""
 
 
 def tool_parser(model: Path) -> str | None:
     """Name of vLLM's parser for the tool calls that the folder's chat template writes.
 
-    Ours, like Qwen3-Coder's, are <function=NAME> with <parameter=NAME> inside; many others write
-    JSON between <tool_call> tags.
+    Raises:
+        UserError: the template or the tokenizer cannot be read.
     """
-    template = _template(model)
-    if "<function=" in template:
-        return "qwen3_xml"
-    return "hermes" if "<tool_call>" in template else None
-
-
-def _template(model: Path) -> str:
-    own_file = model / "chat_template.jinja"
-    if own_file.exists():
-        return own_file.read_text("utf-8")
-    config = model / "tokenizer_config.json"
-    if not config.exists():
-        return ""
-    template = json.loads(config.read_bytes()).get("chat_template")
-    return template if isinstance(template, str) else ""
+    template = read_template(model, read_json(model / "tokenizer_config.json"))
+    if template is None:
+        return None
+    added = read_json(model / "tokenizer.json").get("added_tokens") or ()
+    tool_format = find_tool_format(template[0], [str(token["content"]) for token in added])
+    return None if tool_format is None else _PARSERS[tool_format.name]
 
 
 async def build_openai_app(replica: Replica) -> AsgiApp:

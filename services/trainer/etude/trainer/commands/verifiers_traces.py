@@ -12,13 +12,14 @@ from typing import Any
 
 from etude.agent.chat import ChatFormat
 from etude.agent.chat.pieces import Piece, PieceReader
+from etude.agent.tool_formats.registry import find_tool_format
+from etude.agent.tool_formats.xml import XmlFormat
 from etude.common.weights import VersionId
 from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2
 
 VERSION = 1
 """Of the schema."""
 PACKAGE = "0.4.0"
-_CALL = "<tool_call>"
 
 _STOPS: Mapping[int, str] = {
     rollout_pb2.ENDING_UNSPECIFIED: "error",
@@ -120,7 +121,7 @@ class _Graph:
         self._turn += 1
         self._open = [call["id"] for call in calls]
         if calls:
-            words = words.partition(_CALL)[0]
+            words = _before_calls(self.chat, words)
         message: Json = {"role": "assistant", "content": words or None}
         return message | ({"tool_calls": calls} if calls else {})
 
@@ -137,6 +138,16 @@ class _Graph:
         usage = {"prompt_tokens": prompt, "completion_tokens": sampled}
         finish = ended if tokens[-1] in self.chat.end_ids else "length"
         self.exchanges.append({"node": node, "finish_reason": finish, "usage": usage})
+
+
+def _before_calls(chat: ChatFormat, text: str) -> str:
+    """The text of a turn up to its first call, in the harness's format or the model's own."""
+    native = find_tool_format(chat.template.source, chat.vocabulary.tags)
+    for tool_format in (XmlFormat(), native):
+        calls = tool_format.parse(text).calls if tool_format is not None else ()
+        if calls:
+            return text[: calls[0].start]
+    return text
 
 
 def _pieces(link: rollout_pb2.Link, reader: PieceReader) -> Iterator[tuple[Piece, bool]]:

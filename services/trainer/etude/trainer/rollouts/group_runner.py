@@ -13,7 +13,7 @@ from opentelemetry import trace
 from etude.agent import messages
 from etude.agent.chat import ChatFormat
 from etude.agent.replay import CallLog, DivergedError
-from etude.agent.toolsets import toolset
+from etude.agent.toolsets import Toolset
 from etude.agent.trajectory import RolloutEnding, Trajectory
 from etude.agent.turns import PlatformFaultError, RolloutLimits, RolloutTask, run_rollout
 from etude.common.errors import EtudeError, UnavailableError
@@ -49,6 +49,7 @@ class GroupRunner:
     order: GroupRequest
     config: WorkerConfig
     chat: ChatFormat
+    tools: Toolset
     slots: RolloutSlots
     clients: ClientPool
     environments: GroupEnvironments
@@ -143,7 +144,7 @@ class GroupRunner:
         return FailoverEnvironment(
             leases=self.environments.leases,
             source=source,
-            log=CallLog(toolset(self.order.limits.toolset).tools),
+            log=CallLog(self.tools.tools),
             outage=outage,
             current=source.environment(lease),
             tally=self.tally,
@@ -194,7 +195,7 @@ class GroupRunner:
             sampler,
             environment,
             self.chat,
-            toolset(limits.toolset),
+            self.tools,
             RolloutLimits(
                 max_turns=limits.max_turns,
                 max_turn_tokens=limits.max_turn_tokens,

@@ -4,9 +4,11 @@ import asyncio
 import uuid
 
 from etude.agent.chat import ChatFormat
-from etude.agent.toolsets import toolset
+from etude.agent.chat.native_form import find_native_form
+from etude.agent.toolsets import Toolset, toolset
 from etude.agent.turns import first_prompt
 from etude.common import telemetry
+from etude.common.api.run.phases import RolloutPolicy
 from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError, StoreError, UserError
 from etude.common.harbor import task_file
@@ -37,6 +39,7 @@ class RolloutWorker:
         self._chat = ChatFormat.load(
             find_model_folder(config.model_folder, config.model_uri, config.storage)
         )
+        self._toolsets: dict[tuple[str, str], Toolset] = {}
         self._slots = RolloutSlots()
         self._clients = ClientPool(config)
         self._router = Router()
@@ -57,6 +60,7 @@ class RolloutWorker:
             order=order,
             config=self.config,
             chat=self._chat,
+            tools=self._tools(order.limits),
             slots=self._slots,
             clients=self._clients,
             environments=environments,
@@ -98,8 +102,18 @@ class RolloutWorker:
         except UnicodeDecodeError as cause:
             raise CorruptError(f"instruction.md is not UTF-8: {cause}") from cause
         limits = order.limits
-        first_prompt(self._chat, toolset(limits.toolset), instruction, max_tokens=limits.max_tokens)
+        first_prompt(self._chat, self._tools(limits), instruction, max_tokens=limits.max_tokens)
         return instruction
+
+    def _tools(self, limits: RolloutPolicy) -> Toolset:
+        """The toolset in the form that the policy is shown; found once for each pair."""
+        key = (limits.toolset, limits.tool_format)
+        if key not in self._toolsets:
+            tools = toolset(limits.toolset)
+            if limits.tool_format == "Native":
+                tools = tools.with_form(find_native_form(self._chat, tools.schemas()))
+            self._toolsets[key] = tools
+        return self._toolsets[key]
 
     async def _task_metadata(self, order: GroupRequest) -> task_file.MetadataSection:
         """Read the task's settings of its environments.

@@ -213,6 +213,9 @@ class RolloutPolicy(Model):
 
     toolset: Literal["Standard", "Compact"] = "Standard"
     """System prompt, tools and how their results read; Compact suits very small policies."""
+    tool_format: Literal["Xml", "Native"] = "Xml"
+    """Form of tools and calls: Xml is described in the system prompt and works for any model;
+    Native is the model's own, from its chat template, which must show tools."""
     max_concurrent: Annotated[int, Field(ge=1, le=65_536)] = 64
     """Rollouts in flight."""
     max_turns: Annotated[int, Field(ge=1, le=1_024)] = 64
