@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 from tokenizers import Tokenizer
 
 from etude.agent.chat.folder import read_json, read_text, refuse_folder
+from etude.agent.chat.model_pieces import forges_tags, hide_pieces
 from etude.agent.chat.planting import TokenFinder
 
 _FIX = "use the tokenizer that the model was trained with"
@@ -55,6 +56,8 @@ class Vocabulary:
     _inner: _Pair = field(repr=False)
     """For its later parts."""
     _tag_ids: frozenset[int] = field(repr=False)
+    _is_checked: bool = field(repr=False)
+    """True if text that is not a tag's could be read as one, so that positions are checked."""
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -71,6 +74,15 @@ class Vocabulary:
         try:
             start = _load_pair(layout)
             inner = _load_pair(_without_first_blank(layout)) if _has_first_blank(layout) else start
+            forges = forges_tags(start.plain, layout, tags)
+            if forges:
+                hidden = hide_pieces(layout, tags)
+                start = start._replace(plain=_load_plain(hidden))
+                inner = (
+                    inner._replace(plain=_load_plain(_without_first_blank(hidden)))
+                    if _has_first_blank(layout)
+                    else start
+                )
             num_tokens = 1 + max(start.tagged.get_vocab(with_added_tokens=True).values())
         except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exception on bad files
             refuse_folder(path, f"is not a tokenizer: {error}", _FIX)
@@ -84,6 +96,7 @@ class Vocabulary:
             start,
             inner,
             frozenset(tags.values()),
+            forges,
         )
 
     def encode_text(self, text: str) -> list[int]:
@@ -101,7 +114,7 @@ class Vocabulary:
         Without a mark this is `encode_tagged`. With one, the text between two tokens is encoded
         at a time, so that it has the tokens that a tokenizer without tags gives it.
         """
-        if mark not in text:
+        if mark not in text and not self._is_checked:
             return self.encode_tagged(text, is_start=is_start)
         return self.encode_with_starts(text, mark, is_start=is_start).token_ids
 
@@ -111,12 +124,14 @@ class Vocabulary:
         encoding = pair.tagged.encode(text, add_special_tokens=False)
         ids: list[int] = encoding.ids
         starts = [start for start, _ in encoding.offsets]
-        if mark not in text:
+        if mark not in text and not self._is_checked:
             return EncodedText(ids, starts)
         result = EncodedText([], [])
-        for first, last, begin, end in self._sections(ids, encoding.offsets, len(text)):
+        for first, last, begin, end in self._sections(ids, encoding.offsets, text):
             section = text[begin:end]
-            if mark in section:
+            if mark in section or (
+                self._is_checked and not self._tag_ids.isdisjoint(ids[first:last])
+            ):
                 reader = (pair if begin == 0 else self._inner).plain
                 _append_plain(result, reader, section, mark, begin)
             else:
@@ -128,15 +143,19 @@ class Vocabulary:
         return result
 
     def _sections(
-        self, ids: Sequence[int], offsets: Sequence[tuple[int, int]], length: int
+        self, ids: Sequence[int], offsets: Sequence[tuple[int, int]], text: str
     ) -> Iterator[tuple[int, int, int, int]]:
         """Tokens [first, last) and text [begin, end) between neighbouring tags."""
         first = begin = 0
         for index, token in enumerate(ids):
-            if token in self._tag_ids:
+            if token in self._tag_ids and self._is_written(token, text, offsets[index]):
                 yield first, index, begin, offsets[index][0]
                 first, begin = index + 1, offsets[index][1]
-        yield first, len(ids), begin, length
+        yield first, len(ids), begin, len(text)
+
+    def _is_written(self, token: int, text: str, place: tuple[int, int]) -> bool:
+        """True if the text at a place is a tag's own, not one that is normalised to it."""
+        return not self._is_checked or self.tags.get(text[slice(*place)].strip()) == token
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode tokens, tags included; broken UTF-8 becomes U+FFFD."""
@@ -252,14 +271,19 @@ def _is_tag(token: Mapping[str, Any]) -> bool:
 
 def _load_pair(layout: Mapping[str, Any]) -> _Pair:
     tagged = Tokenizer.from_str(json.dumps(layout))
+    tagged.no_padding()
+    tagged.no_truncation()
+    return _Pair(tagged, _load_plain(layout))
+
+
+def _load_plain(layout: Mapping[str, Any]) -> Tokenizer:
     # Only special tokens can be switched off.
     tokens = [{**token, "special": _is_tag(token)} for token in layout["added_tokens"]]
     plain = Tokenizer.from_str(json.dumps({**layout, "added_tokens": tokens}))
     plain.encode_special_tokens = True
-    for each in (tagged, plain):
-        each.no_padding()
-        each.no_truncation()
-    return _Pair(tagged, plain)
+    plain.no_padding()
+    plain.no_truncation()
+    return plain
 
 
 def _has_first_blank(layout: Mapping[str, Any]) -> bool:
