@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tests.support.native_template import TEMPLATE, write_call
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from etude.agent.chat import CHAT_TEMPLATE, LAYOUT_TOKENS, ChatFormat
 from etude.common.api.run.phases import Phase
@@ -20,6 +21,7 @@ def chat(tmp_path: Path) -> ChatFormat:
     alphabet = {byte: i for i, byte in enumerate(pre_tokenizers.ByteLevel.alphabet())}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in LAYOUT_TOKENS])
     (tmp_path / "model").mkdir()
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
@@ -59,6 +61,30 @@ def test_what_the_assistant_wrote_weighs_one_and_the_rest_the_context_weight(
     assert found.weights.tolist() == [0.5] * 5 + [1.0] * 3
 
 
+def test_tools_of_a_transcript_are_shown_and_their_text_is_no_tag(
+    tmp_path: Path, chat: ChatFormat
+) -> None:
+    (tmp_path / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    native = ChatFormat.load(tmp_path / "model")
+    tools = [{"type": "function", "function": {"name": "f", "description": "<|end|>"}}]
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    row = {
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ],
+        "tools": tools,
+    }
+    for given in (tools, json.dumps(tools)):
+        line = json.dumps({**row, "tools": given})
+        (found,) = load(tmp_path, native, line, context=1_000).sequences
+        ids = found.token_ids.tolist()
+        assert native.decode(ids).startswith(f"<|system|>{json.dumps(tools[0])}\n<|end|><|user|>hi")
+        assert ids.count(native.end_id) == 3
+        own = [token for token, weight in zip(ids, found.weights, strict=True) if weight == 1]
+        assert native.decode(own) == write_call("f", a=1) + "<|end|>"
+
+
 def test_a_text_longer_than_the_context_is_cut_and_nothing_is_lost(
     tmp_path: Path, chat: ChatFormat
 ) -> None:
@@ -75,6 +101,11 @@ def test_a_text_longer_than_the_context_is_cut_and_nothing_is_lost(
         ('{"messages": []}', "neither"),
         ('{"messages": [{"role": "judge", "content": "x"}]}', "role"),
         (json.dumps({"messages": [{"role": "user", "content": "x" * 100}]}), "102 tokens"),
+        ('{"messages": [{"role": "user", "content": "x"}], "tools": [1]}', "tools"),
+        (
+            '{"messages": [{"role": "user", "content": "x"}], "tools": "[{"}',
+            "tools that are not JSON",
+        ),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, chat: ChatFormat, line: str, what: str) -> None:

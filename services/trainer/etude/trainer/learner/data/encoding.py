@@ -7,6 +7,7 @@ from typing import NoReturn
 import numpy as np
 
 from etude.agent.chat import ChatFormat, DataFormat
+from etude.agent.tool_calls import read_json
 from etude.common.api.meta import number
 from etude.common.api.run.phases import HeldOutDataset
 from etude.common.errors import InvalidFieldError, Problem, UserError
@@ -30,8 +31,8 @@ class RowEncoder:
         """
         try:
             match row:
-                case {"messages": [_, *_] as messages}:
-                    yield self._encode_transcript(messages, where)
+                case {"messages": [_, *_] as messages, **rest}:
+                    yield self._encode_transcript(messages, _tools_of(rest, where), where)
                 case {"text": str(body)} if body:
                     yield from self._encode_text(body)
                 case _:
@@ -40,10 +41,13 @@ class RowEncoder:
             refuse_row(where, f"has text that is not Unicode: {cause}")
 
     def _encode_transcript(
-        self, messages: Sequence[Mapping[str, object]], where: str
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]],
+        where: str,
     ) -> SupervisedSequence:
         try:
-            ids, written = self.chat.encode_messages(messages)
+            ids, written = self.chat.encode_messages(messages, tools or None)
         except InvalidFieldError as cause:
             refuse_row(where, str(cause))
         if len(ids) > self.max_tokens:
@@ -59,6 +63,23 @@ class RowEncoder:
         for start in range(0, len(ids), self.max_tokens):
             piece = ids[start : start + self.max_tokens]
             yield SupervisedSequence(token_ids=piece, weights=np.ones(len(piece), np.float32))
+
+
+def _tools_of(row: Mapping[str, object], where: str) -> Sequence[Mapping[str, object]]:
+    """Tools of a transcript, for the template: JSON schemas, as objects or as one JSON text.
+
+    Raises:
+        UserError: they are something else.
+    """
+    tools = row.get("tools") or ()
+    if isinstance(tools, str):
+        try:
+            tools = read_json(tools)
+        except ValueError as cause:
+            refuse_row(where, f"has tools that are {cause}")
+    if not isinstance(tools, list | tuple) or not all(isinstance(each, dict) for each in tools):
+        refuse_row(where, "has tools that are no list of objects")
+    return tools
 
 
 def refuse_row(where: str, what: str) -> NoReturn:

@@ -11,7 +11,7 @@ from etude.common.blobs import Store
 from etude.trainer.learner.data.encoding import refuse_row
 
 COLUMNS = ("messages", "text")
-"""Columns to learn from; others are not read."""
+"""Columns to learn from; of the others only tools is read."""
 
 
 def row_group_sizes(store: Store, key: str, size: int) -> list[int]:
@@ -41,7 +41,7 @@ def read_row_group(store: Store, key: str, size: int, index: int) -> Iterator[di
         StoreError: the store does not answer.
     """
     file = _open(store, key, size)
-    columns = [name for name in file.schema_arrow.names if name in COLUMNS]
+    columns = [name for name in file.schema_arrow.names if name in {*COLUMNS, "tools"}]
     try:
         table = file.read_row_group(index, columns=columns, use_threads=False)
     except (pa.ArrowException, OSError) as cause:
