@@ -210,8 +210,18 @@ def find_source_model(run: str) -> Path:
 
 
 def _model_uri(run: "Mapping[str, JsonValue]") -> str:
+    """URI of the folder that a run started from: its model's, or a copy in its store."""
+    from etude.common.api.run.spec import ModelSource
+    from etude.common.api.storage import Storage
+    from etude.common.model_sources.run_model import find_run_model, needs_copy
+    from etude.common.stores import open_source
+
     match run:
-        case {"spec": {"model": {"uri": str(uri)}}}:
-            return uri
+        case {"spec": {"model": {"uri": str()} as model, **spec}}:
+            key = ModelSource.model_validate(model).key
+            if not needs_copy(key):
+                return key
+            storage = Storage.model_validate(spec.get("storage"))
+            return find_run_model(key, open_source(storage.uri, storage)) or ""
         case _:
             return ""

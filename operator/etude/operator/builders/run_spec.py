@@ -2,7 +2,7 @@
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.run.roles import EnvironmentRole, RoleSpec
-from etude.common.api.run.spec import ModelSource, RLRunSpec
+from etude.common.api.run.spec import RLRunSpec
 from etude.operator import names
 from etude.operator.builders.kuberay import num_workers
 
@@ -18,7 +18,7 @@ def resolved_spec(run: RLRun) -> RLRunSpec:
     model, resolved = run.spec.model, run.status.resolved
     if model.checkpoint_ref is None or resolved is None or resolved.model_uri is None:
         return run.spec
-    found = ModelSource(uri=resolved.model_uri, seed=model.seed)
+    found = model.model_copy(update={"uri": resolved.model_uri, "checkpoint_ref": None})
     return run.spec.model_copy(update={"model": found})
 
 

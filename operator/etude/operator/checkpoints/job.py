@@ -85,7 +85,8 @@ def _loading_pod(checkpoint: Checkpoint, run: RLRun | None, platform: Platform) 
         role = run.spec.roles.trainer
         pinned = run.status.resolved.images if run.status.resolved is not None else {}
         image = role.image or pinned.get(names.TRAINER, image)
-        memory, model = role.memory, resolved_spec(run).model.uri
+        source = resolved_spec(run).model
+        memory, model = role.memory, None if source.uri is None else source.key
     return RolePod(
         role=names.JANITOR,
         image=image,

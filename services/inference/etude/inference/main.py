@@ -38,11 +38,10 @@ def _report(error: Exception, code: int) -> int:
 
 async def _await_model(run: ResolvedRun, settings: Settings) -> ResolvedRun:
     """The run with the copy of its model once the trainer has made it, alive for the kubelet."""
-    from etude.common.hub_uri import is_hub_uri
-    from etude.common.model_sources.run_model import with_model_folder
+    from etude.common.model_sources.run_model import needs_copy, with_model_folder
     from etude.common.probes import Probes
 
-    if not is_hub_uri(run.spec.model.folder):
+    if not needs_copy(run.spec.model.key):
         return run
     probes = Probes(settings.probe_port, settings.host)
     await probes.start()

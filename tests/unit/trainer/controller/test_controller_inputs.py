@@ -222,3 +222,28 @@ def test_a_model_on_a_hub_is_read_from_its_copy_in_the_runs_store(folder: Path) 
         again = find_inputs(resolved, Settings.from_env(environment(folder)))
         assert again.model_folder == found.model_folder
         assert len(hub.requests) == asked
+
+
+def test_the_models_own_tool_format_is_refused_by_the_field_if_it_has_none(folder: Path) -> None:
+    given = spec(folder, rollout={"toolFormat": "Native"})
+    with pytest.raises(UserError, match=r"rollout.toolFormat(.|\n)*fix: set .*toolFormat: Xml"):
+        find(folder, given)
+
+
+def test_a_base_model_gets_a_template_and_its_tokens_when_asked(folder: Path) -> None:
+    model = folder / "model"
+    (model / "chat_template.jinja").unlink()
+    Tokenizer(models.BPE(vocab={"a": 0}, merges=[])).save(str(model / "tokenizer.json"))
+    (model / "config.json").write_text('{"vocab_size": 1, "eos_token_id": 0}')
+    given = spec(folder)
+    with pytest.raises(UserError, match=r"fix: .*model.chat.template: Plain"):
+        find(folder, given)
+    given["model"]["chat"] = {"template": "Plain"}
+    with pytest.raises(UserError, match=r"fix: set model.addTokens: \['<\|system\|>', "):
+        find(folder, given)
+    given["model"]["addTokens"] = list(LAYOUT_TOKENS)
+    found = find(folder, given)
+    assert found.chat.vocab_size == 1 + len(LAYOUT_TOKENS)
+    assert found.chat.end_ids == {0, found.chat.vocabulary.token_id("<|end|>")}
+    assert found.model_folder.parent == folder / "run" / "models"
+    assert not (model / "chat_template.jinja").exists()

@@ -39,12 +39,15 @@ CHAT_TEMPLATE = (
 )
 """Roles and ends are tokens; several tool messages in a row are one tool turn."""
 
+END = "<|end|>"
+"""Token that ends a turn."""
+
 LAYOUT_TOKENS = (
     "<|system|>",
     "<|user|>",
     "<|assistant|>",
     "<|tool|>",
-    "<|end|>",
+    END,
     "<tool_response>",
     "</tool_response>",
 )

@@ -5,11 +5,11 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from etude.common.api.meta import Model, ModelUri, Uri
+from etude.common.api.meta import Model, Uri
 from etude.common.api.run.checkpointing import Depth
 from etude.common.api.storage import Storage
 from etude.common.backoff import Backoff
@@ -41,7 +41,7 @@ class CheckpointOrder(Model):
     """How to reach the store."""
     depth: Depth = "Checksums"
     """How far to verify."""
-    model: ModelUri | None = None
+    model: Annotated[str, Field(max_length=1_100)] | None = None
     """Load: the folder with the configuration of the model that the state is of, as the run names
     it; None for the checkpoint's own, if it has one."""
 

@@ -4,18 +4,22 @@ import logging
 import time
 from pathlib import Path
 
-from etude.common.api.run.spec import ModelSource
+from etude.common.api.run.spec import ModelSource, has_changes
+from etude.common.api.storage import StoreAccess
 from etude.common.blobs import Store
-from etude.common.errors import Problem, UserError
+from etude.common.errors import CorruptError, Problem, UserError
 from etude.common.hub_uri import HubUri, is_hub_uri, parse_hub_uri
+from etude.common.model_sources.extended import ModelChanges, extend_model
 from etude.common.model_sources.hub_access import HubAccess
 from etude.common.model_sources.mirror import (
     Progress,
     copy_model,
     create_pin,
+    mirror_prefix,
     read_manifest,
     read_pin,
 )
+from etude.common.model_sources.store_model import open_store_model
 from etude.common.role_inputs import ResolvedRun
 from etude.common.stores import open_run_store
 
@@ -25,6 +29,11 @@ POLL_S = 2.0
 LONGEST_COPY_S = 6 * 3600.0
 """A terabyte at 50 MB/s; a trainer that fails ends the run, and its engines, much earlier."""
 LOG_EVERY_S = 60.0
+
+
+def needs_copy(key: str) -> bool:
+    """True if the model is copied into the run's store: from a hub, or with changes."""
+    return is_hub_uri(key) or has_changes(key)
 
 
 def mirror_run_model(uri: str, store: Store, *, scratch: Path, access: HubAccess) -> str:
@@ -65,22 +74,64 @@ def mirror_run_model(uri: str, store: Store, *, scratch: Path, access: HubAccess
     return f"{store.url}/{prefix}"
 
 
-def find_run_model(uri: str, store: Store) -> str | None:
-    """URI of the run's model folder; None while a model on a hub is not copied.
+def extend_run_model(
+    key: str,
+    folder: str,
+    changes: ModelChanges,
+    store: Store,
+    *,
+    scratch: Path,
+    access: StoreAccess,
+) -> str:
+    """URI of a changed copy of the run's model in its store, which is written once.
+
+    Args:
+        key: of the run's model, with the changes (`ModelSource.key`).
+        folder: URI of the model of before.
+        changes: further tokens and a chat template.
+        store: of the run.
+        scratch: folder with room for the largest file of the model.
+        access: to the folder.
+
+    Raises:
+        UserError: the model cannot be changed so.
+        CorruptError: a file is damaged, or the folder changed meanwhile.
+        UnavailableError: the store gave no answer.
+        OSError: the scratch folder cannot be written.
+    """
+    sealed = find_run_model(key, store)
+    if sealed is not None:
+        return sealed
+    source = open_store_model(folder, access, with_digests=True)
+    model = extend_model(source, changes)
+    pin = create_pin(store, key, model)
+    if pin.prefix != mirror_prefix(model):
+        raise CorruptError(f"{folder}: has changed since the run began with {pin.prefix}")
+    log.info("%s: a copy with %d further tokens is written", folder, len(changes.tokens))
+    prefix = copy_model(model, store, scratch=scratch, progress=_log_progress(folder))
+    return f"{store.url}/{prefix}"
+
+
+def find_run_model(key: str, store: Store) -> str | None:
+    """URI of the run's model folder; None while it is not copied or changed.
+
+    Args:
+        key: of the run's model (`ModelSource.key`).
+        store: of the run.
 
     Raises:
         CorruptError: pin or manifest cannot be read.
         StoreError: the store does not answer.
     """
-    if not is_hub_uri(uri):
-        return uri
-    pin = read_pin(store, uri)
+    if not needs_copy(key):
+        return key
+    pin = read_pin(store, key)
     if pin is None or read_manifest(store, pin.prefix) is None:
         return None
     return f"{store.url}/{pin.prefix}"
 
 
-def await_run_model(uri: str, store: Store, *, limit_s: float) -> str:
+def await_run_model(key: str, store: Store, *, limit_s: float) -> str:
     """URI of the run's model folder, once the trainer has copied it.
 
     Raises:
@@ -89,21 +140,21 @@ def await_run_model(uri: str, store: Store, *, limit_s: float) -> str:
     """
     start_s = time.monotonic()
     logged_s = start_s
-    while (folder := find_run_model(uri, store)) is None:
+    while (folder := find_run_model(key, store)) is None:
         now_s = time.monotonic()
         if now_s - start_s > limit_s:
             raise UserError(
                 Problem(
                     reason="TimedOut",
                     what=f"is not in the run's store after {limit_s:.0f} s",
-                    where=f"model.uri: {uri}",
+                    where=f"model.uri: {key}",
                     fix="read the trainer's log: it copies the model; or copy it before with"
                     " `etude model import`",
                 )
             )
         if now_s - logged_s > LOG_EVERY_S:
             logged_s = now_s
-            log.info("%s: waiting for the trainer to copy it into the run's store", uri)
+            log.info("%s: waiting for the trainer to copy it into the run's store", key)
         time.sleep(POLL_S)
     return folder
 
@@ -117,7 +168,7 @@ def with_model_folder(run: ResolvedRun, *, limit_s: float = LONGEST_COPY_S) -> R
     """
     spec = run.spec
     store = open_run_store(spec.storage.uri, spec.storage)
-    folder = await_run_model(spec.model.folder, store, limit_s=limit_s)
+    folder = await_run_model(spec.model.key, store, limit_s=limit_s)
     model = ModelSource(uri=folder, seed=spec.model.seed)
     return run.model_copy(update={"spec": spec.model_copy(update={"model": model})})
 

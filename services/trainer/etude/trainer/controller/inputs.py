@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from etude.agent.chat import ChatFormat, Vocabulary
+from etude.agent.chat import ChatFormat, Vocabulary, plain
 from etude.agent.chat.trial import check_chat_format
+from etude.agent.toolsets import toolset
 from etude.common.api.run.phases import Phase
-from etude.common.api.run.spec import RLRunSpec
+from etude.common.api.run.spec import RLRunSpec, has_changes
 from etude.common.blobs import Store, probe
 from etude.common.errors import EtudeError, Problem, UserError
-from etude.common.model_sources.run_model import mirror_run_model
+from etude.common.model_sources.extended import ModelChanges
+from etude.common.model_sources.run_model import extend_run_model, mirror_run_model
 from etude.common.role_inputs import ResolvedRun
 from etude.common.store_urls import folder_of
 from etude.common.stores import WEIGHT_SUFFIXES, local_folder, open_run_store, open_source
@@ -132,10 +134,32 @@ def _load_chat(spec: RLRunSpec, model_folder: Path) -> ChatFormat | None:
         UserError: the model's tokenizer or chat template does not work.
     """
     if any(phase.tasks is not None for phase in spec.phases) or spec.evaluation:
-        check_chat_format(model_folder)
+        rollouts = [phase.rollout for phase in spec.phases if phase.rollout is not None]
+        native = {each.toolset for each in rollouts if each.tool_format == "Native"}
+        schemas = [toolset(name).schemas() for name in sorted(native)]
+        check_chat_format(model_folder, native_tools=schemas)
         return ChatFormat.load(model_folder)
     Vocabulary.load(model_folder)
     return None
+
+
+def _prepare_model(spec: RLRunSpec, store: Store, settings: Settings) -> str:
+    """URI of the folder that the run starts from, copied and changed as the run asks.
+
+    Raises:
+        UserError: the model is refused, or cannot be changed so.
+        StoreError: the store does not answer.
+    """
+    model = spec.model
+    folder = mirror_run_model(model.folder, store, scratch=settings.scratch, access=settings.hub)
+    if not has_changes(model.key):
+        return folder
+    changes = ModelChanges(model.add_tokens)
+    if model.chat.template == "Plain":
+        changes = ModelChanges(model.add_tokens, plain.CHAT_TEMPLATE + "\n", plain.END)
+    return extend_run_model(
+        model.key, folder, changes, store, scratch=settings.scratch, access=spec.storage
+    )
 
 
 def find_inputs(resolved: ResolvedRun, settings: Settings) -> Inputs:
@@ -148,9 +172,7 @@ def find_inputs(resolved: ResolvedRun, settings: Settings) -> Inputs:
     spec = resolved.spec
     store = _storage(spec)
     probe(store)
-    model_uri = mirror_run_model(
-        spec.model.folder, store, scratch=settings.scratch, access=settings.hub
-    )
+    model_uri = _prepare_model(spec, store, settings)
     # Ranks read the weights themselves, each its own part.
     model_folder = local_folder(
         model_uri, settings.scratch, spec.storage, leave_out=WEIGHT_SUFFIXES

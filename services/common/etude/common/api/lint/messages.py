@@ -19,6 +19,7 @@ from etude.common.api.meta import (
 from etude.common.api.pool import autoscaling, network, placement
 from etude.common.api.pool import spec as pool_spec
 from etude.common.api.run import http_gateway, lifecycle, roles, scheduling
+from etude.common.api.run import spec as run_spec
 from etude.common.api.yaml_documents import FieldPath
 from etude.common.store_urls import ENDPOINT, REGION
 
@@ -37,6 +38,7 @@ PATTERN_DESCRIPTIONS: Mapping[str, str] = {
     DECIMAL: 'a decimal in quotes, such as "0.5" or "3e-3"',
     r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?$": 'a decimal in quotes, such as "-0.5" or "3e-3"',
     r"^(file|s3)://": "s3://bucket/prefix or file:///folder",
+    run_spec.PRINTABLE: "printable ASCII without spaces",
     MODEL_URI: "s3://bucket/prefix, file:///folder or hf://organisation/name@revision",
     pool_spec.PREFIX: "s3://bucket/prefix or file:///folder, without spaces",
     pool_spec.IMAGE: (

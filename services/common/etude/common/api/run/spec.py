@@ -1,5 +1,8 @@
 """RLRun: one post-training run from a model folder to a better policy."""
 
+import hashlib
+import json
+import re
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -26,6 +29,20 @@ from etude.common.api.storage import Storage
 
 DEFAULT_ROLLOUT = RolloutPolicy()
 """What holds for a ReinforcementLearning phase without `rollout`."""
+
+
+PRINTABLE = r"^[!-~]+$"
+NewToken = Annotated[str, Field(min_length=2, max_length=64, pattern=PRINTABLE)]
+"""Text of a token that is added to a tokenizer."""
+
+
+class Chat(Model):
+    """Form of conversations."""
+
+    template: Literal["Own", "Plain"] = "Own"
+    """Own is the chat template of the model's folder. Plain is for base models without one: roles
+    and ends are tokens, which the tokenizer has or addTokens adds. The trainer writes the folder
+    with this template into spec.storage once; engines and checkpoints have it."""
 
 
 class ModelSource(Model):
@@ -60,6 +77,12 @@ class ModelSource(Model):
     it."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of freshly drawn weights."""
+    add_tokens: Annotated[tuple[NewToken, ...], Field(max_length=1_024)] = ()
+    """Texts that become one special token each; those that the tokenizer has stay as they are. The
+    embedding and the output layer get a row for each, the mean of all others. The trainer writes
+    the larger model into spec.storage once; engines and checkpoints have its folder."""
+    chat: Chat = Field(default_factory=Chat)
+    """Form of conversations."""
 
     @property
     def folder(self) -> str:
@@ -71,6 +94,23 @@ class ModelSource(Model):
         if self.uri is None:
             raise ValueError("model.checkpointRef is unresolved")
         return self.uri
+
+    @property
+    def key(self) -> str:
+        """Name of the folder that the run starts from: its URI, and a digest of the changes.
+
+        Raises:
+            ValueError: as `folder`.
+        """
+        if not self.add_tokens and self.chat.template == "Own":
+            return self.folder
+        changes = json.dumps([self.add_tokens, self.chat.template])
+        return f"{self.folder}#{hashlib.sha256(changes.encode()).hexdigest()[:32]}"
+
+
+def has_changes(key: str) -> bool:
+    """True if the key of a model names one that a run changes."""
+    return re.search(r"#[0-9a-f]{32}$", key) is not None
 
 
 class Evaluation(Model):
