@@ -1,5 +1,6 @@
 """Who is to blame when a rollout breaks: the sampler or the environment."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,8 +76,10 @@ def broken_completions(chat: ChatFormat) -> dict[str, Completion]:
         "logprobs: 1 for": good._replace(logprobs=[-0.1]),
         "token_ids: a token outside of the vocabulary": completion([chat.vocab_size, chat.end_id]),
         "token_ids: a token outside": completion([-1, chat.end_id]),
-        "logprobs: one is no log-probability": good._replace(logprobs=[float("nan")] * size),
-        "logprobs: one is no": good._replace(logprobs=[float("-inf")] * size),
+        "logprobs: none is finite": good._replace(logprobs=[math.nan] * size),
+        "logprobs: none is": good._replace(logprobs=[-math.inf] * size),
+        "logprobs: one is no log-probability": good._replace(logprobs=[math.inf] * size),
+        "logprobs: one is": good._replace(logprobs=[math.nan] * (size - 1) + [0.5]),
         "logprobs: one": good._replace(logprobs=[0.5] * size),
         "token_ids: sampling went on after": completion([chat.end_id, 5, chat.end_id]),
         "finish: STOP without": completion(ids[:-1]),
@@ -94,6 +97,21 @@ async def test_nonsense_from_the_sampler_is_its_fault_by_field(chat: ChatFormat)
         with pytest.raises(PlatformFaultError) as caught:
             await roll_out(chat, Answering(nonsense), working())
         assert str(caught.value).startswith(f"sampler: {text}"), text
+
+
+@pytest.mark.parametrize("logprob", [math.nan, -math.inf])
+async def test_a_token_without_a_finite_logprob_leaves_its_rollout_to_the_learner(
+    chat: ChatFormat, logprob: float
+) -> None:
+    good = completion(chat.completion("Done."))
+    for place in range(len(good.logprobs)):
+        logprobs = [logprob if at == place else -0.25 for at in range(len(good.logprobs))]
+        trajectory = await roll_out(chat, Answering(good._replace(logprobs=logprobs)), working())
+        [link] = trajectory.links
+        sampled = [p for p, m in zip(link.sampler_logprobs, link.loss_mask, strict=True) if m]
+        assert [math.isfinite(each) for each in sampled] == [
+            at != place for at in range(len(sampled))
+        ]
 
 
 class Refusal(grpc.RpcError):

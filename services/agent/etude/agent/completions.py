@@ -29,7 +29,8 @@ class Completion(NamedTuple):
     token_ids: Sequence[int]
     """The end of the turn included. [N]"""
     logprobs: Sequence[float]
-    """Of each token, under the weights and the temperature it was sampled with. [N]"""
+    """Of each token, under the weights and the temperature it was sampled with; NaN or -inf where
+    the sampler gave the token no probability. [N]"""
     spans: Sequence[PolicySpan]
     """Cover [0, N) in order."""
     finish: FinishReason
@@ -38,7 +39,10 @@ class Completion(NamedTuple):
 def find_inconsistency(
     completion: Completion, *, max_tokens: int, vocab_size: int, end_ids: AbstractSet[int]
 ) -> str:
-    """Find the first inconsistency of a completion, with its field; empty if there is none."""
+    """Find the first inconsistency of a completion, with its field; empty if there is none.
+
+    Single tokens without a finite log-prob are consistent: the learner removes these alone.
+    """
     ids, logprobs = completion.token_ids, completion.logprobs
     if not 0 < len(ids) <= max_tokens:
         return f"token_ids: {len(ids)} tokens where 1 to {max_tokens} were asked for"
@@ -46,10 +50,20 @@ def find_inconsistency(
         return f"logprobs: {len(logprobs)} for {len(ids)} tokens"
     if not 0 <= min(ids) <= max(ids) < vocab_size:
         return f"token_ids: a token outside of the vocabulary of {vocab_size}"
-    # A sum is NaN or infinite as soon as one term is, and two finite infinities do not occur.
-    if not math.isfinite(sum(logprobs)) or max(logprobs) > _LOGPROB_ROUNDING:
+    return (
+        _wrong_logprobs(logprobs)
+        or _wrong_end(completion, end_ids)
+        or _wrong_spans(completion.spans, len(ids))
+    )
+
+
+def _wrong_logprobs(logprobs: Sequence[float]) -> str:
+    # Not max(): what it makes of NaN depends on the order.
+    if any(logprob > _LOGPROB_ROUNDING for logprob in logprobs):
         return "logprobs: one is no log-probability"
-    return _wrong_end(completion, end_ids) or _wrong_spans(completion.spans, len(ids))
+    if not any(map(math.isfinite, logprobs)):
+        return "logprobs: none is finite, so the engine's weights or activations are broken"
+    return ""
 
 
 def _wrong_end(completion: Completion, end_ids: AbstractSet[int]) -> str:

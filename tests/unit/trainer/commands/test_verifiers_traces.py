@@ -1,6 +1,7 @@
 """Rollouts as traces: every token in one message, and journals read into lines."""
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -52,6 +53,22 @@ def test_whatever_a_context_holds_every_token_is_in_one_message(
     expected = [p for p, (_, sampled) in zip(link.sampler_logprobs, tokens, strict=True) if sampled]
     assert logprobs == expected
     assert [node["parent"] for node in nodes] == [None, *range(len(nodes) - 1)][: len(nodes)]
+
+
+def test_a_token_without_a_finite_logprob_is_no_sampled_one_and_its_text_stays(
+    chat: ChatFormat,
+) -> None:
+    ids = chat.completion("Done.")
+    link = rollout_pb2.Link(
+        token_ids=[1, *ids],
+        loss_mask=bytes([0, *[1] * len(ids)]),
+        sampler_logprobs=[0.0, math.nan, *[-0.5] * (len(ids) - 1)],
+    )
+    rollout = rollout_pb2.Rollout(rollout_id="r", links=[link], ending=rollout_pb2.ENDING_STOPPED)
+    trace = verifiers_traces.trace(journal_pb2.JournalRollout(rollout=rollout), chat)
+    node = json.loads(json.dumps(trace, allow_nan=False))["nodes"][-1]
+    assert sum(node["mask"]) == len(node["logprobs"]) == len(ids) - 1
+    assert node["message"]["content"] == "Done."
 
 
 def _journal(folder: Path, *names: str) -> None:

@@ -6,6 +6,7 @@ version 1, of verifiers 0.4.0 (https://pypi.org/project/verifiers/0.4.0/). Pure.
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,14 +93,14 @@ class _Graph:
             start, end = piece.start, piece.end
             tokens = list(link.token_ids[start:end])
             mask = [bool(byte) for byte in link.loss_mask[start:end]]
-            node: Json = {"parent": parent, "token_ids": tokens, "mask": mask, "timestamp": 0.0}
+            logprobs = link.sampler_logprobs[start:end]
+            # A token without a finite log-prob is not trained, and JSON has no NaN.
+            trained = [m and math.isfinite(p) for m, p in zip(mask, logprobs, strict=True)]
+            node: Json = {"parent": parent, "token_ids": tokens, "mask": trained, "timestamp": 0.0}
             if sampled:
-                logprobs = [
-                    p for p, m in zip(link.sampler_logprobs[start:end], mask, strict=True) if m
-                ]
                 node |= {
                     "sampled": True,
-                    "logprobs": logprobs,
+                    "logprobs": list(itertools.compress(logprobs, trained)),
                     "message": self._answer(tokens, mask),
                 }
                 self._exchange(len(self.nodes), seen + mask.index(True), sum(mask), tokens)
