@@ -9,15 +9,22 @@ from etude.common.api.run.phases import Phase
 from etude.common.blobs import ObjectInfo
 from etude.common.checkpoints import manifest
 from etude.common.checkpoints.manifest import CheckpointObject
-from etude.common.errors import WrongStateError
+from etude.common.errors import EtudeError, WrongStateError
 from etude.common.stores import find_model_folder, open_run_store
 from etude.common.weights import VersionId
 from etude.trainer.export.receipts import PublishBase, RankReceipt
 from etude.trainer.learner.batches import PolicyBatch, StepResult, SupervisedSequence
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.data.phase_data import DataReader
-from etude.trainer.learner.data.rank_exchange import ProcessGroupExchange
+from etude.trainer.learner.data.rank_exchange import (
+    DataListing,
+    ProcessGroupExchange,
+    check_same_data,
+    digest_blocks,
+    digest_sequences,
+)
 from etude.trainer.learner.data.stream import TokenStream
+from etude.trainer.learner.data.windows import RankExchange
 from etude.trainer.learner.dataset import SupervisedDataset, load_dataset
 
 if TYPE_CHECKING:
@@ -57,6 +64,16 @@ class LearnerRank:
         self._learner.start_phase(phase_json, step)
 
     def _open_data(self, phase: Phase, data_cursor: str) -> None:
+        ranks = ProcessGroupExchange(self._config.rank, self._config.world_size)
+        try:
+            self._read_data(phase, data_cursor, ranks)
+            listing = DataListing(self._digest_data())
+        except EtudeError as error:
+            # Raised on all ranks: one that raised alone would leave the others in a collective.
+            listing = DataListing({}, error)
+        check_same_data(listing, ranks)
+
+    def _read_data(self, phase: Phase, data_cursor: str, ranks: RankExchange) -> None:
         config = self._config
         chat = DataFormat(config.model_folder)
         context = self._learner.policy.config.max_position_embeddings
@@ -64,10 +81,23 @@ class LearnerRank:
         if phase.batch_tokens is None:
             self._data = load_dataset(phase, chat=chat, context=context, storage=config.storage)
         else:
-            ranks = ProcessGroupExchange(config.rank, config.world_size)
             self._data = reader.open_stream(phase, ranks=ranks, cursor=data_cursor)
         if phase.validation is not None:
             self._held_out = reader.load_held_out(phase.validation)
+
+    def _digest_data(self) -> dict[str, str]:
+        digests: dict[str, str] = {}
+        match self._data:
+            case SupervisedDataset(sequences=sequences):
+                digests["data"] = digest_sequences(sequences)
+            case TokenStream(datasets=datasets):
+                for each in datasets:
+                    digests[f"dataset {each.name}"] = digest_blocks(each.reader.blocks)
+            case None:
+                pass
+        for name, held_out in self._held_out.items():
+            digests[f"validation dataset {name}"] = digest_sequences(held_out)
+        return digests
 
     def supervised_step(self, step: int) -> StepResult:
         """Train on the batch of a step.

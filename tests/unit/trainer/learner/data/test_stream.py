@@ -4,12 +4,11 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from threading import Barrier
 
 import numpy as np
 import pytest
+from tests.support.trainer.thread_ranks import run_thread_ranks
 
 from etude.common.api.storage import Storage
 from etude.common.errors import CorruptError, UserError
@@ -18,12 +17,7 @@ from etude.trainer.learner.data import files
 from etude.trainer.learner.data.encoding import refuse_row
 from etude.trainer.learner.data.jsonl_blocks import JsonRow
 from etude.trainer.learner.data.stream import DatasetStream, TokenStream, read_cursor
-from etude.trainer.learner.data.windows import (
-    EncodedShare,
-    RankExchange,
-    SingleRank,
-    WindowReader,
-)
+from etude.trainer.learner.data.windows import RankExchange, SingleRank, WindowReader
 
 CAPACITY = 64
 
@@ -108,35 +102,15 @@ def test_a_stream_goes_on_from_its_cursor_as_if_it_had_not_stopped(folder: Path)
         assert ids(rest.take_batch()) == batches[stopped_after]
 
 
-@dataclass(slots=True)
-class ThreadRank:
-    """A rank that is a thread of this process."""
-
-    rank: int
-    size: int
-    shares: list[EncodedShare]
-    barrier: Barrier
-
-    def gather_objects(self, value: EncodedShare) -> list[EncodedShare]:
-        self.shares[self.rank] = value
-        self.barrier.wait(timeout=30)
-        gathered = list(self.shares)
-        self.barrier.wait(timeout=30)
-        return gathered
-
-
 def run_ranks(folder: Path, size: int) -> list[list[list[tuple[int, int]]] | Exception]:
-    shares, barrier = [EncodedShare([])] * size, Barrier(size)
-
-    def run(rank: int) -> list[list[tuple[int, int]]] | Exception:
-        taken = stream(folder, ranks=ThreadRank(rank, size, shares, barrier))
+    def run(rank: RankExchange) -> list[list[tuple[int, int]]] | Exception:
+        taken = stream(folder, ranks=rank)
         try:
             return [ids(taken.take_batch()) for _ in range(40)]
         except UserError as error:
             return error
 
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(run, range(size)))
+    return run_thread_ranks(size, run)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])

@@ -6,7 +6,7 @@ each rank encodes some of its blocks, and all ranks exchange what they encoded.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from etude.common.errors import EtudeError
 from etude.trainer.learner.batches import SupervisedSequence
@@ -15,6 +15,8 @@ from etude.trainer.learner.data.files import Block
 from etude.trainer.learner.data.jsonl_blocks import JsonRow
 from etude.trainer.learner.data.packing import fill_ratio, pack_best_fit
 from etude.trainer.seeding import derive_seed, permute_index
+
+T = TypeVar("T")
 
 WINDOW_BYTES = 64 << 20
 """Bytes of files in a window, at least one block: about 16 million tokens of English text. With
@@ -40,7 +42,7 @@ class RankExchange(Protocol):
     @property
     def size(self) -> int: ...
 
-    def gather_objects(self, value: EncodedShare) -> list[EncodedShare]:
+    def gather_objects(self, value: T) -> list[T]:
         """Gather one value of each rank, in rank order; collective."""
         ...
 
@@ -52,7 +54,7 @@ class SingleRank:
     rank: int = 0
     size: int = 1
 
-    def gather_objects(self, value: EncodedShare) -> list[EncodedShare]:
+    def gather_objects(self, value: T) -> list[T]:
         return [value]
 
 
