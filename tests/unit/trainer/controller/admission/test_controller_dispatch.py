@@ -1,5 +1,6 @@
 """What rollout workers hand over is checked before the journal sees it."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing_extensions import override
 
 from etude.common.api.run.phases import RolloutPolicy
 from etude.common.weights import VersionId
+from etude.trainer.controller.journal.record_parts import PART_BYTES
 from etude.trainer.controller.journal.segments import encode_record
 from etude.trainer.controller.run import Run
 from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, RolloutWorkers
@@ -76,7 +78,7 @@ async def order(
     run: Run, record: JournalRollout, *, driver: str = "process"
 ) -> list[JournalRollout]:
     run.dispatcher.workers = Answering(record, driver)
-    return await run.dispatcher.run_group(ORDER)
+    return [each.record.rollout for each in await run.dispatcher.run_group(ORDER)]
 
 
 async def test_a_sound_rollout_keeps_its_reward(run: Run) -> None:
@@ -103,6 +105,32 @@ async def test_a_rollout_that_the_learner_would_refuse_is_masked(run: Run) -> No
     [record] = await order(run, given)
     assert record.reward.fault.reason == "InvalidRollout"
     assert "loss_mask" in record.rollout.fault
+
+
+class ThreadNotingVersions(dict[VersionId, int]):
+    """Notes the threads that look a version up."""
+
+    def __init__(self) -> None:
+        super().__init__({VersionId(1, 4): 4})
+        self.threads: set[int] = set()
+
+    @override
+    def get(self, key: VersionId, default: Any = None) -> Any:
+        self.threads.add(threading.get_ident())
+        return super().get(key, default)
+
+
+@pytest.mark.parametrize(("size", "is_large"), [(10, False), (2 << 20, True), (9 << 20, True)])
+async def test_large_records_are_read_and_serialised_in_a_thread(
+    run: Run, size: int, *, is_large: bool
+) -> None:
+    versions = run.book.ledger.versions = ThreadNotingVersions()
+    run.dispatcher.workers = Answering(scored(diff=bytes(size)), "process")
+    [prepared] = await run.dispatcher.run_group(ORDER)
+    assert prepared.record.rollout.reward.reward == 1.0
+    assert (threading.get_ident() not in versions.threads) == is_large
+    # What is journaled in parts must not be serialised on the event loop.
+    assert (prepared.data is not None) == (size > PART_BYTES)
 
 
 async def test_an_order_without_an_environment_says_nothing_about_its_pool(run: Run) -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,9 @@ from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError
 from etude.common.weights import claim_epoch
 from etude.trainer.controller.admission.groups import RolloutGroup, build_policy_batch
-from etude.trainer.controller.journal import record_parts, write_ahead_log
+from etude.trainer.controller.journal import record_parts, segments, write_ahead_log
 from etude.trainer.controller.journal.audit import audit_journal
-from etude.trainer.controller.journal.record_parts import join_parts, split_record
+from etude.trainer.controller.journal.record_parts import join_parts, prepare_record, split_data
 from etude.trainer.controller.journal.write_ahead_log import Journal
 from etude.v1.journal_pb2 import (
     JournalAdmit,
@@ -121,16 +123,63 @@ async def test_a_run_whose_records_are_all_in_parts_resumes_to_the_same_weights(
     assert world.audit().findings == []
 
 
+@given(sizes=st.lists(st.integers(0, 200), max_size=12), waits=st.sets(st.integers(0, 11)))
+def test_records_of_any_size_are_read_back_in_the_order_of_their_sequences(
+    sizes: list[int], waits: set[int]
+) -> None:
+    async def live(store: MemoryStore) -> list[int]:
+        claim_epoch(store, holder="test", parent=None, reason="start")
+        log = Journal(store, "run", 1, 1)
+        task = asyncio.create_task(log.run(), name="journal")
+        log.append(JournalRecord(open=JournalOpen(run_uid="run", epoch=1)))
+        sequences = []
+        for place, size in enumerate(sizes):
+            record = JournalRecord(admit=JournalAdmit(group_id="g" * size, position=place))
+            sequences.append(log.append(record))
+            if place in waits:
+                await log.wait_durable(sequences[-1])
+                assert [r.sequence for r in read(store)][1:] == sequences
+        await log.wait_durable()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        return sequences
+
+    store = MemoryStore()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_parts, "PART_BYTES", 40)
+        sequences = asyncio.run(live(store))
+    found = read(store)[1:]
+    assert [(r.sequence, len(r.admit.group_id)) for r in found] == list(
+        zip(sequences, sizes, strict=True)
+    )
+
+
+async def test_parts_are_framed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[str, set[int]] = {}
+
+    def encode_record(record: JournalRecord) -> bytes:
+        kind = record.WhichOneof("body") or ""
+        threads.setdefault(kind, set()).add(threading.get_ident())
+        return segments.encode_record(record)
+
+    fake = SimpleNamespace(encode_record=encode_record, encode_segment=segments.encode_segment)
+    monkeypatch.setattr(write_ahead_log, "segments", fake)
+    store = MemoryStore()
+    await write(store, long_rollout())
+    assert threads["open"] == {threading.get_ident()}
+    assert threading.get_ident() not in threads["part"]
+
+
 @given(size=st.integers(0, 60), lost=st.integers(0, 12), part_bytes=st.integers(5, 30))
 def test_parts_join_to_the_record_or_to_nothing(size: int, lost: int, part_bytes: int) -> None:
     record = JournalRecord(admit=JournalAdmit(group_id="g" * size))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(record_parts, "PART_BYTES", part_bytes)
-        parts = list(split_record(record))
+        data = prepare_record(record).data
+        parts = [record] if data is None else [p.message(p.number + 1) for p in split_data(data)]
+    assert (data is None) == (record.ByteSize() <= part_bytes)
     other = JournalRecord(sequence=99, admit=JournalAdmit(group_id="next"))
-    sequences = range(1, len(parts) + 1)
-    for part, sequence in zip(parts, sequences, strict=True):
-        part.sequence = sequence
     kept = parts[: len(parts) - lost] if lost < len(parts) else []
     found = [r.admit.group_id for r in join_parts([*kept, other])]
     assert found == (["g" * size, "next"] if len(kept) == len(parts) else ["next"])

@@ -17,6 +17,7 @@ from etude.trainer.controller.checkpoints.lineage import Branch
 from etude.trainer.controller.checkpoints.state import ControllerState, Cursor, Figures, read_state
 from etude.trainer.controller.journal import write_ahead_log
 from etude.trainer.controller.journal.ledger import Ledger, LedgerState, resume_ledger
+from etude.trainer.controller.journal.record_parts import PreparedRecord, prepare_record
 from etude.trainer.controller.journal.write_ahead_log import Journal, JournalEnd
 from etude.v1 import journal_pb2
 
@@ -33,8 +34,12 @@ class JournaledLedger:
 
     def write(self, record: journal_pb2.JournalRecord) -> int:
         """Append a record and apply it to the ledger; return its sequence."""
-        sequence = self.journal.append(record)
-        self.ledger.apply(record)
+        return self.write_prepared(prepare_record(record))
+
+    def write_prepared(self, prepared: PreparedRecord) -> int:
+        """Write a record that was prepared, in a thread if it is large."""
+        sequence = self.journal.append_prepared(prepared)
+        self.ledger.apply(prepared.record)
         return sequence
 
 

@@ -1,6 +1,7 @@
 """Journal records in parts: one that is too large for a segment is written as several."""
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -11,17 +12,46 @@ PART_BYTES = 8 << 20
 """Largest record that is written whole, and size of a part: a segment takes 16 MiB."""
 
 
-def split_record(record: journal_pb2.JournalRecord) -> Iterator[journal_pb2.JournalRecord]:
-    """Split a record into parts without sequences; a small one stays as it is."""
-    if record.ByteSize() <= PART_BYTES:
-        yield record
-        return
+class PreparedRecord(NamedTuple):
+    """A record that is ready to be journaled."""
+
+    record: journal_pb2.JournalRecord
+    data: bytes | None
+    """Its serialised form, if it is written in parts."""
+
+
+def prepare_record(record: journal_pb2.JournalRecord) -> PreparedRecord:
+    """Serialise a record that is written in parts.
+
+    This takes time in proportion to its size: do it in a thread where records may be large.
+    """
     data = record.SerializeToString()
-    count = -(-len(data) // PART_BYTES)
-    for number in range(count):
-        piece = data[number * PART_BYTES : (number + 1) * PART_BYTES]
-        part = journal_pb2.JournalPart(number=number, count=count, data=piece)
-        yield journal_pb2.JournalRecord(part=part)
+    return PreparedRecord(record, data if len(data) > PART_BYTES else None)
+
+
+class RecordPart(NamedTuple):
+    """A part of a large record; shares its memory."""
+
+    number: int
+    num_parts: int
+    data: memoryview
+
+    def message(self, sequence: int) -> journal_pb2.JournalRecord:
+        """The part as a record of its own."""
+        part = journal_pb2.JournalPart(
+            number=self.number, count=self.num_parts, data=bytes(self.data)
+        )
+        return journal_pb2.JournalRecord(sequence=sequence, part=part)
+
+
+def split_data(data: bytes) -> list[RecordPart]:
+    """Split a serialised record into parts."""
+    view = memoryview(data)
+    num_parts = -(-len(data) // PART_BYTES)
+    return [
+        RecordPart(number, num_parts, view[number * PART_BYTES : (number + 1) * PART_BYTES])
+        for number in range(num_parts)
+    ]
 
 
 def join_parts(

@@ -1,7 +1,7 @@
 """Write-ahead log (journal) of the controller: appended in order, durable once in the store."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -9,7 +9,13 @@ from etude.common.blobs import MAX_CREATE_BYTES, ExistsError, Store
 from etude.common.errors import CorruptError, FencedError, StoreError
 from etude.common.weights import is_fenced
 from etude.trainer.controller.journal import segments
-from etude.trainer.controller.journal.record_parts import join_parts, split_record
+from etude.trainer.controller.journal.record_parts import (
+    PreparedRecord,
+    RecordPart,
+    join_parts,
+    prepare_record,
+    split_data,
+)
 from etude.trainer.controller.store_retry import StoreRetry
 from etude.v1 import journal_pb2
 
@@ -27,9 +33,25 @@ def segment_key(epoch: int, first: int) -> str:
     return f"{JOURNAL}{epoch:06d}/{first:012d}.wal"
 
 
-class _Frame(NamedTuple):
+_PART_HEADER_BYTES = 64
+"""At most so many are added to the data of a part."""
+
+
+class _QueuedRecord(NamedTuple):
     sequence: int
-    data: bytes
+    content: bytes | RecordPart
+    """A record in its frame, or a part, which is framed in the thread that writes it."""
+
+    @property
+    def num_bytes(self) -> int:
+        if isinstance(self.content, RecordPart):
+            return len(self.content.data) + _PART_HEADER_BYTES
+        return len(self.content)
+
+    def frame(self) -> bytes:
+        if isinstance(self.content, RecordPart):
+            return segments.encode_record(self.content.message(self.sequence))
+        return self.content
 
 
 @dataclass(slots=True)
@@ -45,7 +67,7 @@ class Journal:
     store_retry: StoreRetry = field(default_factory=StoreRetry)
     is_away: bool = False
     """True while the newest write failed and is retried."""
-    _queue: list[_Frame] = field(default_factory=list)
+    _queue: list[_QueuedRecord] = field(default_factory=list)
     _durable: int = field(init=False)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _work: asyncio.Event = field(default_factory=asyncio.Event)
@@ -68,11 +90,21 @@ class Journal:
 
     def append(self, record: journal_pb2.JournalRecord) -> int:
         """Queue a record and return its sequence. Wait until it is durable before acting on it."""
-        for part in split_record(record):
-            part.sequence = self.next_sequence
-            self._queue.append(_Frame(part.sequence, segments.encode_record(part)))
+        return self.append_prepared(prepare_record(record))
+
+    def append_prepared(self, prepared: PreparedRecord) -> int:
+        """Queue a record as append() does, without serialising a large one on the event loop."""
+        record = prepared.record
+        contents: list[RecordPart] | list[bytes]
+        if prepared.data is None:
+            record.sequence = self.next_sequence
+            contents = [segments.encode_record(record)]
+        else:
+            contents = split_data(prepared.data)
+            record.sequence = self.last_sequence + len(contents)
+        for content in contents:
+            self._queue.append(_QueuedRecord(self.next_sequence, content))
             self.next_sequence += 1
-        record.sequence = self.last_sequence
         self._work.set()
         return record.sequence
 
@@ -137,40 +169,35 @@ class Journal:
                 branch=self.branch,
             )
             record = journal_pb2.JournalRecord(sequence=sequence, open=opening)
-            self._queue.insert(0, _Frame(sequence, segments.encode_record(record)))
+            self._queue.insert(0, _QueuedRecord(sequence, segments.encode_record(record)))
             self.epoch = epoch
         self._work.set()
         return epoch
 
     async def _flush(self) -> None:
-        frames = self._take()
-        if not frames:
+        records = self._take()
+        if not records:
             return
-        first, last = frames[0].sequence, frames[-1].sequence
-        data = segments.encode_segment(
-            self.run_uid, self.epoch, first=first, frames=[frame.data for frame in frames]
+        await self.store_retry.retry(
+            segment_key(self.epoch, records[0].sequence), lambda: self._try_write(records)
         )
-        await self._write_segment(segment_key(self.epoch, first), data)
         async with self._changed:
-            self._durable = last
+            self._durable = records[-1].sequence
             self._changed.notify_all()
 
-    def _take(self) -> list[_Frame]:
+    def _take(self) -> list[_QueuedRecord]:
         count = size = 0
         while count < len(self._queue):
-            size += len(self._queue[count].data)
+            size += self._queue[count].num_bytes
             if count and size > _ROOM:
                 break
             count += 1
         taken, self._queue = self._queue[:count], self._queue[count:]
         return taken
 
-    async def _write_segment(self, key: str, data: bytes) -> None:
-        await self.store_retry.retry(key, lambda: self._try_write(key, data))
-
-    async def _try_write(self, key: str, data: bytes) -> None:
+    async def _try_write(self, records: Sequence[_QueuedRecord]) -> None:
         try:
-            await asyncio.to_thread(self._put_once, key, data)
+            await asyncio.to_thread(self._write_segment, records)
         except StoreError:
             async with self._changed:
                 self.is_away = True
@@ -178,8 +205,11 @@ class Journal:
             raise
         self.is_away = False
 
-    def _put_once(self, key: str, data: bytes) -> None:
-        _create(self.store, key, data)
+    def _write_segment(self, records: Sequence[_QueuedRecord]) -> None:
+        first = records[0].sequence
+        frames = [record.frame() for record in records]
+        data = segments.encode_segment(self.run_uid, self.epoch, first=first, frames=frames)
+        _create(self.store, segment_key(self.epoch, first), data)
         # A successor claims its epoch before it reads this log. A segment written before the claim
         # is read by it, and a later one is never acknowledged.
         if is_fenced(self.store, self.epoch):

@@ -197,7 +197,7 @@ class Evaluator:
     async def _roll_out(self, order: GroupRequest) -> list[journal_pb2.JournalRollout]:
         records = await self.run.dispatcher.run_group(order)
         self.run.progress.figures.evaluated += len(records)
-        return records
+        return [record.record.rollout for record in records]
 
     def _order(self, group_id: str, task: Task, *, greedy: bool) -> GroupRequest:
         return GroupRequest(

@@ -313,8 +313,10 @@ class ReinforcementPhase:
         )
         records = await self.run.dispatcher.run_group(order)
         for record in records:
-            self.run.book.write(journal_pb2.JournalRecord(rollout=record))
-        self.run.plans.forecast.record_leases(task.environment, records)
+            self.run.book.write_prepared(record)
+        self.run.plans.forecast.record_leases(
+            task.environment, [record.record.rollout for record in records]
+        )
         group.serving = None
         drop_faulty(self.run.book, [group])
         del self._in_flight[group.group_id]
