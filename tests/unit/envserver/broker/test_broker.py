@@ -11,6 +11,7 @@ from typing_extensions import override
 from etude.common.errors import FullError, InvalidFieldError, ReusedIdError
 from etude.envserver.broker.broker import REBUILD_S, Broker
 from etude.envserver.broker.host_client import MemoryHostClient
+from etude.envserver.broker.lease_ledger import LOST_AFTER_S
 from etude.envserver.broker.pool_report import make_report
 from etude.v1 import environments_pb2
 
@@ -153,8 +154,48 @@ async def test_a_repeated_request_finds_its_leases_on_a_pool_without_a_free_slot
     waiting = asyncio.create_task(launched(successor, request(count=3)))
     await asyncio.sleep(0)
     successor.heartbeat(nodes.heartbeat("n1"))
+    successor.started_s -= REBUILD_S
+    await successor.tick()
 
     assert ids(await waiting) == ids(first)
+
+
+@pytest.mark.parametrize("order", [("n1", "n2"), ("n2", "n1")])
+@pytest.mark.parametrize("is_asked_early", [False, True])
+async def test_a_new_broker_keeps_the_lease_that_its_predecessor_granted_after_a_silence(
+    order: tuple[str, str], *, is_asked_early: bool
+) -> None:
+    nodes = MemoryHostClient()
+    broker = started(nodes)
+    [old] = await launched(broker, request())
+    silent = broker.ledger.hosts.get("n1")
+    assert silent is not None
+    silent.seen_s -= 2 * LOST_AFTER_S
+    await broker.tick()
+    broker.heartbeat(nodes.heartbeat("n2"))
+    await asyncio.sleep(0.002)  # leases are told apart by the milliseconds of their ends
+    [new] = await launched(broker, request())
+    assert {*nodes.held["n1"], *nodes.held["n2"]} == {old.lease.lease_id, new.lease.lease_id}
+
+    successor = Broker(pool(), nodes)
+    if not is_asked_early:
+        successor.started_s -= REBUILD_S
+        for name in order:
+            successor.heartbeat(nodes.heartbeat(name))
+    again = asyncio.create_task(launched(successor, request()))
+    await asyncio.sleep(0)
+    if is_asked_early:
+        for name in order:
+            successor.heartbeat(nodes.heartbeat(name))
+            await asyncio.sleep(0)
+        assert not again.done()
+        successor.started_s -= REBUILD_S
+        await successor.tick()
+
+    assert ids(await again) == [new.lease.lease_id]
+    for name in order:
+        answer = successor.heartbeat(nodes.heartbeat(name))
+        assert list(answer.close_lease_ids) == [old.lease.lease_id] * (name == "n1")
 
 
 async def test_a_broker_does_not_wait_for_ever_for_a_host_that_is_gone() -> None:

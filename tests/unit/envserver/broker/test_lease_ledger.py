@@ -1,5 +1,8 @@
 """Who holds what where, also after silence and restarts."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from etude.envserver.broker.launch_queue import BatchKey
 from etude.envserver.broker.lease_ledger import LOST_AFTER_S, SETTLE_S, GrantedLease, LeaseLedger
 from etude.v1 import environments_pb2
@@ -78,6 +81,30 @@ def test_a_lease_that_comes_back_after_its_request_was_served_again_is_ended() -
         index: each.lease.lease_id
         for index, each in ledger.of_batch(BatchKey("run", "key")).items()
     } == {0: "b"}
+
+
+@given(
+    ends=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    is_claimed=st.booleans(),
+    grace_ms=st.integers(0, 9),
+)
+def test_of_two_leases_of_a_request_the_claimed_one_lives_else_the_one_that_ends_last(
+    ends: tuple[int, int], *, is_claimed: bool, grace_ms: int
+) -> None:
+    ledger, until = LeaseLedger(), NOW_MS + grace_ms
+    first, second = (held(name, expires=NOW_MS + end) for name, end in zip("ab", ends, strict=True))
+    ledger.heartbeat(beat(first, node="n"), now_s=0, adopted_until_unix_ms=until)
+    if is_claimed:
+        ledger.renew(["a"], expires_unix_ms=NOW_MS, now_s=0)
+    ledger.heartbeat(beat(second, node="o"), now_s=1, adopted_until_unix_ms=until)
+    [living] = ledger.leases
+    assert living == ("b" if ends[1] > ends[0] and not is_claimed else "a")
+    for node, lease in (("n", first), ("o", second)):
+        answer = ledger.heartbeat(beat(lease, node=node), now_s=2)
+        assert list(answer.close_lease_ids) == [lease.lease.lease_id] * (
+            lease.lease.lease_id != living
+        )
+    assert ledger.adopted_total == len(ledger.leases) + ledger.lost_total
 
 
 def test_a_new_broker_learns_its_leases_from_the_hosts() -> None:

@@ -156,9 +156,6 @@ class Broker:
         for beginning in request.begun:
             self._record_beginning(request.node_id, beginning)
         answer.warm.extend(self.warm_targets.targets_of(request.node_id))
-        adopted, self.ledger.adopted = self.ledger.adopted, []
-        for granted in adopted:
-            self._deliver_adopted(granted)
         self._dispatch()
         return answer
 
@@ -270,20 +267,24 @@ class Broker:
         if present is not None:
             return present
         now_s = time.monotonic()
-        wanted = deque(index for index in range(request.count) if index not in living)
-        load = self._load(request.run_id, len(wanted))
+        # Before every host was heard, another lease of the same request may turn up.
+        known = {i: each for i, each in living.items() if each.is_claimed or self._is_rebuilt}
+        wanted = deque(index for index in range(request.count) if index not in known)
+        num_new = request.count - len(living)
+        load = self._load(request.run_id, num_new)
         with metrics.refusals.count_exceptions(FullError):
             refuse_excess(load, self.spec.lease, self.grant_rate, now_s=now_s)
         timeout_s = request.queue_timeout_seconds or self.spec.lease.queue_timeout_seconds
         batch = LaunchBatch(key, request, digest, now_s, now_s + timeout_s, wanted)
         if request.deadline_unix_ms:
             batch.due_s = now_s + (request.deadline_unix_ms - _unix_ms()) / 1000
-        for index, granted in sorted(living.items()):
+        for index, granted in sorted(known.items()):
+            granted.is_claimed = True
             batch.outcomes[index] = success_outcome(index, granted.lease)
         stream = self.streams.open(batch)
         self.queue.add(batch)
         # Plans speak of the template that the run names, whatever image a task needs.
-        self.warm_targets.record_launch(request, asked, len(wanted))
+        self.warm_targets.record_launch(request, asked, num_new)
         self._dispatch()
         return stream
 
@@ -305,10 +306,11 @@ class Broker:
         return min(ttl_s or self.spec.lease.ttl_seconds, MAX_TTL_S)
 
     def _dispatch(self) -> None:
-        """Give free slots to the launches whose turn it is."""
-        if not len(self.queue) or not self._is_rebuilt:
+        """Give adopted leases to their requests, and free slots to launches whose turn it is."""
+        if not self._is_rebuilt:
             return
-        if not any(host.free for host in self.ledger.hosts):
+        self._deliver_adopted()
+        if not len(self.queue) or not any(host.free for host in self.ledger.hosts):
             return
         orders: dict[tuple[str, BatchKey], LaunchOrder] = {}
         for turn in self.queue.take(self.placer.offer, now_s=time.monotonic()):
@@ -338,17 +340,21 @@ class Broker:
         num_hosts = len(self.ledger.hosts)
         self.warm_targets.record_start(template, start, num_hosts, now_s=time.monotonic())
 
-    def _deliver_adopted(self, granted: GrantedLease) -> None:
-        """Deliver a lease from a heartbeat to the repeated request that waits for it."""
-        stream = self.streams.get(granted.key)
-        index = granted.held.index
-        if stream is None or not self.queue.withdraw(stream.batch, index):
-            return
-        if granted.held.request_digest == stream.batch.digest:
-            self.streams.deliver(stream.batch, success_outcome(index, granted.lease))
-        else:
-            reused = "the idempotency key was another request"
-            self.streams.deliver(stream.batch, failure_outcome(index, ReusedIdError.reason, reused))
+    def _deliver_adopted(self) -> None:
+        """Deliver leases from heartbeats to the repeated requests that wait for them."""
+        adopted, self.ledger.adopted = self.ledger.adopted, []
+        for granted in adopted:
+            stream, index = self.streams.get(granted.key), granted.held.index
+            is_living = self.ledger.leases.get(granted.lease.lease_id) is granted
+            if not is_living or stream is None or not self.queue.withdraw(stream.batch, index):
+                continue
+            if granted.held.request_digest == stream.batch.digest:
+                granted.is_claimed = True
+                outcome = success_outcome(index, granted.lease)
+            else:
+                reused = "the idempotency key was another request"
+                outcome = failure_outcome(index, ReusedIdError.reason, reused)
+            self.streams.deliver(stream.batch, outcome)
 
     def _grant(self, order: LaunchOrder, held: environments_pb2.HeldLease, now_s: float) -> None:
         waited_s = now_s - order.batch.submitted_s

@@ -32,9 +32,14 @@ class GrantedLease:
     """The batch that it was granted to."""
     end_s: int = 0
     """Second since 1970 under which the ledger finds its end."""
+    first_end_unix_ms: int = field(init=False)
+    """Its end when it was granted, or as its host reported it first."""
+    is_claimed: bool = False
+    """True once this broker gave it to its holder, or its holder renewed it here."""
 
     def __post_init__(self) -> None:
         self.key = BatchKey(self.held.run_id, self.held.idempotency_key)
+        self.first_end_unix_ms = self.held.lease.expires_unix_ms
 
     @property
     def lease(self) -> environments_pb2.Lease:
@@ -70,7 +75,7 @@ class LeaseLedger:
     lasted_s: list[float] = field(default_factory=list)
     """Durations of leases that ended since the last tick."""
     adopted: list[GrantedLease] = field(default_factory=list)
-    """Leases adopted since the last heartbeat was answered."""
+    """Leases adopted since the broker last gave such leases to waiting requests."""
     _ended: dict[str, float] = field(default_factory=dict)
     """When leases ended, oldest first."""
     _over: dict[str, int] = field(default_factory=dict)
@@ -110,6 +115,7 @@ class LeaseLedger:
         if known is not None:
             self._drop(known)
             self.adopted_total -= 1
+        granted.is_claimed = True
         self._add(granted)
         self.granted_total += 1
 
@@ -135,9 +141,8 @@ class LeaseLedger:
             if held.lease.expires_unix_ms > self._over.get(lease_id, _NEVER_UNIX_MS):
                 # Its host had kept it, and its holder has resumed it there.
                 del self._ended[lease_id], self._over[lease_id]
-            elif granted is None and self._is_superseded(held):
-                self._lost.pop(lease_id, None)
-                self._ended.setdefault(lease_id, now_s)
+            elif granted is None and lease_id not in self._ended:
+                self._settle_claim(held, now_s)
             if granted is None and lease_id not in self._ended:
                 granted = self._adopt(held, host.node_id, now_s, adopted_until_unix_ms)
             if granted is None or granted.node_id != host.node_id:
@@ -169,6 +174,7 @@ class LeaseLedger:
         for lease_id in lease_ids:
             granted = self.leases.get(lease_id)
             if granted is not None:
+                granted.is_claimed = True
                 granted.lease.expires_unix_ms = expires_unix_ms
                 if expires_unix_ms // 1000 < granted.end_s:
                     self._move_end(granted)
@@ -250,18 +256,37 @@ class LeaseLedger:
         if granted is None:
             kept = environments_pb2.HeldLease()
             kept.CopyFrom(held)
-            kept.lease.expires_unix_ms = max(held.lease.expires_unix_ms, least_unix_ms)
             granted = GrantedLease(held=kept, node_id=node_id, granted_s=now_s)
+            granted.lease.expires_unix_ms = max(held.lease.expires_unix_ms, least_unix_ms)
         granted.node_id = node_id
         self._add(granted)
         self.adopted_total += 1
         self.adopted.append(granted)
         return granted
 
-    def _is_superseded(self, held: environments_pb2.HeldLease) -> bool:
-        """True if the same request was served again while this lease's host was silent."""
-        key = BatchKey(held.run_id, held.idempotency_key)
-        return self._by_key.get(key, {}).get(held.index, held.lease.lease_id) != held.lease.lease_id
+    def _settle_claim(self, held: environments_pb2.HeldLease, now_s: float) -> None:
+        """End one of two leases of one request, which was served again while a host was silent.
+
+        The holder has the one that this broker gave it. Of two that a predecessor granted, it has
+        the one that ends last, because that was granted last.
+        """
+        lease_id = held.lease.lease_id
+        other_id = self._by_key.get(BatchKey(held.run_id, held.idempotency_key), {}).get(held.index)
+        if other_id is None:
+            return
+        other, lost = self.leases[other_id], self._lost.get(lease_id)
+        is_claimed = lost is not None and lost.is_claimed
+        is_later = held.lease.expires_unix_ms > other.first_end_unix_ms
+        if other.is_claimed or not (is_claimed or is_later):
+            self._lost.pop(lease_id, None)
+            self._ended[lease_id] = now_s
+            return
+        self._drop(other)
+        self.lost_total += 1
+        self._ended[other_id] = now_s
+        host = self.hosts.get(other.node_id)
+        if host is not None:
+            host.closing.add(other_id)
 
     def _forget_missing(self, host: HostState, held: set[str], now_s: float) -> None:
         for lease_id in host.leases - held:
