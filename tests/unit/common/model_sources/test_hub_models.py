@@ -1,5 +1,6 @@
 """Models of a hub: pinned, copied once, verified, and never with code."""
 
+import fcntl
 import json
 import logging
 import signal
@@ -21,7 +22,12 @@ from etude.common.hub_uri import parse_hub_uri
 from etude.common.model_sources import parts
 from etude.common.model_sources.hub import HubError, HubModel, open_hub_model
 from etude.common.model_sources.hub_access import HubAccess, Patience
-from etude.common.model_sources.mirror import copy_model, read_manifest
+from etude.common.model_sources.mirror import (
+    copy_model,
+    create_pin,
+    mirror_prefix,
+    read_manifest,
+)
 from etude.common.model_sources.run_model import (
     await_run_model,
     find_run_model,
@@ -106,6 +112,55 @@ def test_a_branch_that_moves_is_still_the_commit_that_the_run_began_with(
     assert mirror_run_model(URI, store, scratch=tmp_path, access=HubAccess()) == folder
     assert await_run_model(URI, store, limit_s=0) == folder
     assert len(hub.requests) == asked, "a sealed copy asks the hub for nothing"
+
+
+@pytest.mark.parametrize("change", ["digests", "files"])
+def test_the_copy_is_where_the_pin_says_whatever_the_hub_says_later(
+    hub: Hub, store: Store, tmp_path: Path, change: str
+) -> None:
+    hub.faults["model.safetensors"] = [Fault(status=403)]
+    with pytest.raises(UserError):
+        mirror_run_model(URI, store, scratch=tmp_path, access=access(hub))
+    if change == "digests":  # the hub moved a file to its large-file store
+        hub.lfs = hub.lfs | {"tokenizer.json"}
+    else:  # as if another release used other files
+        hub.files["LICENSE"] = b"MIT"
+    folder = mirror_run_model(URI, store, scratch=tmp_path, access=access(hub))
+    assert await_run_model(URI, store, limit_s=0) == folder
+    assert (Path(folder.removeprefix("file://")) / "tokenizer.json").read_bytes() == b"{}"
+
+
+@pytest.mark.parametrize("prefix", ["journal", "models/../x", f"models/..-{'0' * 32}", ""])
+def test_a_pin_that_leads_elsewhere_is_damaged(hub: Hub, store: Store, prefix: str) -> None:
+    create_pin(store, URI, open_it(hub))
+    (pin,) = store.list("models/pins/")
+    value = json.loads(store.get(pin.key)) | {"prefix": prefix}
+    store.put(pin.key, json.dumps(value).encode())
+    with pytest.raises(CorruptError, match="is no Pin"):
+        find_run_model(URI, store)
+
+
+def test_leftovers_of_killed_downloads_are_removed_at_the_next_start(
+    hub: Hub, store: Store, tmp_path: Path
+) -> None:
+    def leave_parts(folder: Path) -> list[Path]:
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / f"old.safetensors.{end}" for end in ("part", "parts")]
+        for path in paths:
+            path.write_bytes(b"x")
+        return paths
+
+    other = leave_parts(tmp_path / "models" / "other")
+    in_use = leave_parts(tmp_path / "models" / "in-use")
+    # The model's own: killed between the upload of a file and the end of its download.
+    own = leave_parts(tmp_path / mirror_prefix(open_it(hub)))
+    with (in_use[0].parent / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        mirror_run_model(URI, store, scratch=tmp_path, access=access(hub))
+        assert not any(path.exists() for path in (*other, *own))
+        assert all(path.exists() for path in in_use)
+    mirror_run_model(URI, store, scratch=tmp_path, access=access(hub))
+    assert not list(tmp_path.rglob("*.part*"))
 
 
 def test_an_engine_that_waits_too_long_names_the_trainer(store: Store) -> None:

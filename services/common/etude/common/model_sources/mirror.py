@@ -24,7 +24,12 @@ from etude.common.api.meta import Model
 from etude.common.blobs import ExistsError, MissingError, Store
 from etude.common.errors import CorruptError, Problem, UserError
 from etude.common.model_sources.files import ModelFile, RemoteModel, check_model
-from etude.common.model_sources.parts import PART_BYTES, PartialFile, check_digest
+from etude.common.model_sources.parts import (
+    PART_BYTES,
+    PartialFile,
+    check_digest,
+    remove_partial_files,
+)
 
 M = TypeVar("M", bound=Model)
 
@@ -58,8 +63,8 @@ class Pin(Model):
     uri: str
     source: str
     """URI with the commit."""
-    prefix: str
-    """Key prefix of the copy."""
+    prefix: Annotated[str, Field(pattern=r"^models/[A-Za-z0-9_][-A-Za-z0-9._]*-[0-9a-f]{32}$")]
+    """Key prefix of the copy: where the trainer writes it, and where engines wait for it."""
 
 
 def content_address(model: RemoteModel) -> str:
@@ -113,18 +118,20 @@ def copy_model(
     store: Store,
     *,
     scratch: Path,
+    prefix: str = "",
     progress: Progress = lambda *_: None,
     part_bytes: int = PART_BYTES,
 ) -> str:
     """Copy a model into the store unless it is there; key prefix of the sealed copy.
 
     Files that are whole in the store, and parts in scratch that have their digest, are not read
-    again.
+    again. In the end no parts are left.
 
     Args:
         model: to copy.
         store: to copy to.
         scratch: folder with room for the largest file.
+        prefix: as a pin gives it; by content unless given.
         progress: told about each part.
         part_bytes: of a file that are asked for in one request.
 
@@ -134,22 +141,39 @@ def copy_model(
         UnavailableError: source or store gave no answer.
         OSError: the scratch folder cannot be written.
     """
-    prefix = mirror_prefix(model)
+    prefix = prefix or mirror_prefix(model)
     if read_manifest(store, prefix) is not None:
         return prefix
     check_model(model)
     count = _Count(sum(file.size for file in model.files), progress)
-    with _locked(scratch / "models" / prefix.removeprefix(ROOT)) as folder:
+    with _locked(scratch / prefix) as folder:
         partials = [
             PartialFile(model=model, file=file, folder=folder, part_bytes=part_bytes)
             for file in model.files
         ]
         copied = tuple(_copy_file(partial, store, prefix, count) for partial in partials)
+        remove_partial_files(folder)
     manifest = MirrorManifest(source=model.uri, address=content_address(model), files=copied)
     # Sealed by another process meanwhile: equal content has an equal address.
     with suppress(ExistsError):
         store.create(f"{prefix}.json", manifest.model_dump_json(by_alias=True).encode())
     return prefix
+
+
+def remove_leftovers(scratch: Path, *, keep: str = "") -> None:
+    """Remove what killed processes left of downloads; folders in use are left alone.
+
+    Args:
+        scratch: as of copy_model.
+        keep: prefix of a copy that goes on.
+
+    Raises:
+        OSError: the scratch folder cannot be written.
+    """
+    for folder in (scratch / ROOT).glob("*/"):
+        if folder != scratch / keep:
+            with suppress(UserError), _locked(folder):
+                remove_partial_files(folder)
 
 
 class _Count:

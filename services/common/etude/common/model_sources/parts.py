@@ -118,6 +118,12 @@ class PartialFile:
         return present
 
 
+def remove_partial_files(folder: Path) -> None:
+    """Delete what unfinished downloads left in a folder, with their journals."""
+    for path in [*folder.glob("*.parts"), *folder.glob("*.part")]:
+        path.unlink()
+
+
 def check_digest(file: ModelFile, chunks: Iterator[bytes]) -> tuple[str, str]:
     """SHA-256 of some content, and its difference from a file's digest; empty if there is none."""
     kind, _, promised = file.digest.partition(":")

@@ -18,6 +18,7 @@ from etude.common.model_sources.mirror import (
     mirror_prefix,
     read_manifest,
     read_pin,
+    remove_leftovers,
 )
 from etude.common.model_sources.store_model import open_store_model
 from etude.common.role_inputs import ResolvedRun
@@ -59,6 +60,7 @@ def mirror_run_model(uri: str, store: Store, *, scratch: Path, access: HubAccess
     wanted = parse_hub_uri(uri)
     sealed = find_run_model(uri, store)
     if sealed is not None:
+        remove_leftovers(scratch)
         return sealed
     # Only a run that names a model on a hub needs its client.
     from etude.common.model_sources.hub import open_hub_model  # noqa: PLC0415
@@ -70,8 +72,11 @@ def mirror_run_model(uri: str, store: Store, *, scratch: Path, access: HubAccess
     if pin.source != HubUri(wanted.repository, wanted.revision).text():
         log.info("%s is %s for this run", uri, pin.source)
     model = open_hub_model(parse_hub_uri(pin.source), access)
-    prefix = copy_model(model, store, scratch=scratch, progress=_log_progress(pin.source))
-    return f"{store.url}/{prefix}"
+    remove_leftovers(scratch, keep=pin.prefix)
+    # Not where its content would be: a hub may give other digests, or a later release use other
+    # files, and engines wait at the pin.
+    copy_model(model, store, scratch=scratch, prefix=pin.prefix, progress=_log_progress(pin.source))
+    return f"{store.url}/{pin.prefix}"
 
 
 def extend_run_model(
