@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -16,9 +17,15 @@ RANK = """
 import json, sys
 from pathlib import Path
 import torch
-from etude.trainer.model import fsdp
+from etude.trainer.model import fsdp, packed_attention
 from etude.trainer.model.policy import load_policy
 
+attended = set()
+attend_segments = packed_attention._attend_segments
+def attend(parts, *given, **settings):
+    attended.update(str(part.dtype) for part in parts)
+    return attend_segments(parts, *given, **settings)
+packed_attention._attend_segments = attend
 folder = Path(sys.argv[1])
 if sys.argv[2] == "bf16":
     # The formats of a GPU, on a CPU.
@@ -33,12 +40,23 @@ grads = {n: p.grad.full_tensor() for n, p in policy.named_parameters()}
 if ranks.is_first:
     formats = sorted({str(t.dtype) for p in policy.parameters() for t in (p, p.grad)})
     norms = {n: float(g.norm()) for n, g in grads.items()}
-    print(json.dumps([formats, scores.logprobs.tolist(), norms]))
+    print(json.dumps([sorted(attended), formats, scores.logprobs.tolist(), norms]))
 fsdp.leave_ranks(ranks)
 """
 
 
-def run_ranks(folder: Path, precision: str) -> tuple[list[str], list[float], dict[str, float]]:
+class Found(NamedTuple):
+    """Figures of rank 0."""
+
+    attended: list[str]
+    """Number formats of queries, keys and values."""
+    formats: list[str]
+    """Of parameters and gradients."""
+    logprobs: list[float]
+    norms: dict[str, float]
+
+
+def run_ranks(folder: Path, precision: str) -> Found:
     children = [
         subprocess.Popen(
             [sys.executable, "-c", RANK, str(folder), precision, str(rank)],
@@ -50,8 +68,7 @@ def run_ranks(folder: Path, precision: str) -> tuple[list[str], list[float], dic
     ]
     outputs = [child.communicate(timeout=240)[0] for child in children]
     assert [child.returncode for child in children] == [0, 0]
-    formats, logprobs, norms = json.loads(outputs[0].splitlines()[-1])
-    return formats, logprobs, norms
+    return Found(*json.loads(outputs[0].splitlines()[-1]))
 
 
 def test_masters_and_gradients_stay_fp32_while_blocks_compute_in_bf16(tmp_path: Path) -> None:
@@ -66,14 +83,16 @@ def test_masters_and_gradients_stay_fp32_while_blocks_compute_in_bf16(tmp_path: 
         initializer_range=0.1,
         tie_word_embeddings=False,
     ).save_pretrained(tmp_path)
-    formats, wide, wide_norms = run_ranks(tmp_path, "fp32")
-    narrow_formats, narrow, narrow_norms = run_ranks(tmp_path, "bf16")
-    assert formats == narrow_formats == ["torch.float32"]
-    assert narrow != wide
-    torch.testing.assert_close(torch.tensor(narrow), torch.tensor(wide), atol=0.05, rtol=0)
-    assert narrow_norms.keys() == wide_norms.keys()
-    for name, norm in wide_norms.items():
-        assert narrow_norms[name] == pytest.approx(norm, rel=0.05)
+    wide, narrow = run_ranks(tmp_path, "fp32"), run_ranks(tmp_path, "bf16")
+    assert wide.formats == narrow.formats == ["torch.float32"]
+    assert (wide.attended, narrow.attended) == (["torch.float32"], ["torch.bfloat16"])
+    assert narrow.logprobs != wide.logprobs
+    torch.testing.assert_close(
+        torch.tensor(narrow.logprobs), torch.tensor(wide.logprobs), atol=0.05, rtol=0
+    )
+    assert narrow.norms.keys() == wide.norms.keys()
+    for name, norm in wide.norms.items():
+        assert narrow.norms[name] == pytest.approx(norm, rel=0.05)
 
 
 def test_ranks_without_a_gpu_compute_in_fp32() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from transformers import (
     Gemma2Config,
     LlamaConfig,
@@ -21,6 +22,7 @@ from etude.trainer.learner.learner import accumulate_gradients
 from etude.trainer.learner.objective import imitation_loss
 from etude.trainer.learner.rows import TrainingRow
 from etude.trainer.learner.sequence_packing import Packing, collate
+from etude.trainer.model import packed_attention
 from etude.trainer.model.flops import sequence_cost
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.packed_attention import check_packing
@@ -87,6 +89,35 @@ def test_packed_and_padded_steps_have_the_same_gradient(
     assert padded.keys() == packed.keys()
     for name, expected in padded.items():
         torch.testing.assert_close(packed[name], expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("config", [LlamaConfig(**SMALL), Qwen3Config(**SMALL)])
+def test_the_kernel_gets_the_narrow_format_of_a_single_gpu(
+    config: PretrainedConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.save_pretrained(tmp_path)
+    policy = load_policy(tmp_path, seed=1)
+    formats: list[torch.dtype] = []
+
+    def attend(parts: tuple[Tensor, ...], *given: Any, **settings: Any) -> Tensor:
+        formats.extend(part.dtype for part in parts)
+        return attend_segments(parts, *given, **settings)
+
+    attend_segments = packed_attention._attend_segments
+    monkeypatch.setattr(packed_attention, "_attend_segments", attend)
+    # Autocast of a GPU, on a CPU: the kernel takes 16-bit numbers alone.
+    enter = torch.autocast
+
+    def autocast(device_type: str, dtype: torch.dtype | None = None, **given: Any) -> Any:
+        return enter(device_type, dtype) if dtype is not None else enter(device_type, **given)
+
+    monkeypatch.setattr(torch, "autocast", autocast)
+    batch = collate(rows(7, 9), device=torch.device("cpu"), packed=True)
+    scores = policy(batch.token_ids, batch.rows, batch.places, batch.lengths)
+    imitation_loss(scores, batch).backward()
+    assert formats == [torch.bfloat16] * 3 * SMALL["num_hidden_layers"]
+    formats = [p.grad.dtype for p in policy.parameters() if p.grad is not None]
+    assert set(formats) == {torch.float32}
 
 
 def test_capped_attention_is_that_of_the_architecture(tmp_path: Path) -> None:

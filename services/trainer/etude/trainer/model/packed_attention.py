@@ -103,7 +103,9 @@ def attend(  # noqa: PLR0913 - transformers' own signature
         rows, length = query.shape[0], query.shape[2]
         segments = Segments((length,) * rows, device=query.device)
     segments.layers.add(int(getattr(module, "layer_idx", -1)))
-    parts = tuple(part.transpose(1, 2).flatten(0, 1) for part in (query, key, value))
+    parts = tuple(
+        part.transpose(1, 2).flatten(0, 1) for part in _cast_as_autocast(query, key, value)
+    )
     result = _attend_segments(
         parts, segments, scaling=scaling, sliding_window=sliding_window, softcap=softcap
     )
@@ -117,6 +119,18 @@ def _check_supported(
     if unsupported or attention_mask is not None or not getattr(module, "is_causal", True):
         named = ", ".join(unsupported) or "a mask of its own"
         raise ValueError(f"{type(module).__name__} attends with {named}, which packing lacks")
+
+
+def _cast_as_autocast(*parts: Tensor) -> tuple[Tensor, ...]:
+    """Cast as autocast does for torch's own attention; it does not know the packed kernel.
+
+    Rotary embeddings leave queries and keys in fp32 where the embedding of tokens is in fp32, as on
+    a single GPU.
+    """
+    device = parts[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return parts
+    return tuple(part.to(torch.get_autocast_dtype(device)) for part in parts)
 
 
 def _attend_segments(
