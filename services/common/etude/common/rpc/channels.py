@@ -11,6 +11,8 @@ CHUNK_BYTES = 1 << 20
 """Largest piece of a stream: a bigger message blocks the event loop while it is serialised."""
 
 MAX_MESSAGE_BYTES = 4 << 20
+"""Largest message that clients and servers take. A prompt of 2^20 tokens, which is the most that
+rollout.maxTokens allows, has 3 MiB, as ids below 2^21 take three bytes."""
 
 CONTROL_DEADLINE_S = 10.0
 """Deadline of calls that only read or change small state, in seconds."""
