@@ -49,6 +49,8 @@ def assert_only_fsdp_communicates(collectives: dict[str, int]) -> None:
     # Forward and backward passes, and the forward pass of the reference.
     assert 0 < collectives["c10d._allgather_base_"] <= 3 * modules
     assert collectives["c10d._reduce_scatter_base_"] == modules
+    # All figures in one exchange of objects: first their sizes, then they.
+    assert collectives["c10d.allgather_"] == 2
 
 
 @pytest.mark.long

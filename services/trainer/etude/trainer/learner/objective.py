@@ -45,12 +45,9 @@ class PolicyObjective:
     """Set if there is a KL penalty."""
     figures: dict[str, list[Tensor]] = field(default_factory=dict)
     """Figures of this rank's scored tokens by name, one value per token."""
-    _trained: int = 0
-    """Tokens of this rank's gradient passes."""
 
     def __call__(self, scores: TokenScores, microbatch: Microbatch) -> Tensor:
-        self._trained += len(microbatch.places)
-        return self._score(scores, microbatch, token_weight=1.0)
+        return self._score(scores, microbatch, token_weight=1.0, is_trained=True)
 
     def record_filtered(
         self, scores: TokenScores, microbatch: Microbatch, *, token_weight: float
@@ -62,9 +59,16 @@ class PolicyObjective:
             microbatch: of rollouts whose advantage is 0.
             token_weight: number of tokens that each of these stands for.
         """
-        return self._score(scores, microbatch, token_weight=token_weight)
+        return self._score(scores, microbatch, token_weight=token_weight, is_trained=False)
 
-    def _score(self, scores: TokenScores, microbatch: Microbatch, *, token_weight: float) -> Tensor:
+    def _score(
+        self,
+        scores: TokenScores,
+        microbatch: Microbatch,
+        *,
+        token_weight: float,
+        is_trained: bool,
+    ) -> Tensor:
         proximal, sampler = scores.logprobs.detach(), microbatch.sampler_logprobs
         advantages = self._advantages(proximal, microbatch)
         correction = correction_weights(
@@ -85,6 +89,7 @@ class PolicyObjective:
         self._record_figure("clipped", surrogate.clipped)
         self._record_figure("weight", torch.full_like(proximal, token_weight))
         self._record_figure("is_current", microbatch.is_current)
+        self._record_figure("is_trained", torch.full_like(proximal, is_trained))
         if correction is not None:
             self._record_figure("correction", correction)
         return (microbatch.weights * values).sum()
@@ -102,16 +107,10 @@ class PolicyObjective:
         Raises:
             AssertionError: the batch went through more than one gradient pass.
         """
-        passed = int(ranks.total(torch.tensor(self._trained)))
+        values = self._gather_figures(ranks)
+        passed = int(values.pop("is_trained").double().sum())
         if passed != UPDATES_PER_BATCH * trained_tokens:
             raise AssertionError(f"one gradient pass has {trained_tokens} tokens, not {passed}")
-        names = ["entropy", "mismatch", "mismatch_k3", "clipped", "weight", "is_current"]
-        names += ["correction"] if self.algorithm.parameters.correction.kind != "None" else []
-        names += ["reference_kl"] if self.reference is not None else []
-        values = {
-            name: ranks.gather_values(torch.cat([torch.zeros(0), *self.figures.get(name, ())]))
-            for name in names
-        }
         weights = values.pop("weight").double()
         current = values["mismatch"][values.pop("is_current") > 0].double()
         means = {name: _weighted_mean(v.double(), weights) for name, v in values.items()}
@@ -122,6 +121,17 @@ class PolicyObjective:
             "mismatch_p99": _weighted_quantile(values["mismatch"], weights, share=0.99),
             "mismatch_max": float(values["mismatch"].max()) if len(weights) else 0.0,
         }
+
+    def _gather_figures(self, ranks: RankGroup) -> dict[str, Tensor]:
+        """Gather the figures of all ranks by name, in one exchange. [N] of all ranks each."""
+        names = ["entropy", "mismatch", "mismatch_k3", "clipped", "weight"]
+        names += ["is_current", "is_trained"]
+        names += ["correction"] if self.algorithm.parameters.correction.kind != "None" else []
+        names += ["reference_kl"] if self.reference is not None else []
+        # A rank without tokens has no figures.
+        columns = [torch.cat([torch.zeros(0), *self.figures.get(name, ())]) for name in names]
+        table = ranks.gather_rows(torch.stack(columns, dim=1))
+        return {name: table[:, place].contiguous() for place, name in enumerate(names)}
 
     def _advantages(self, proximal: Tensor, microbatch: Microbatch) -> Tensor:
         if self.reference is None:

@@ -58,8 +58,8 @@ class RankGroup:
         """Maximum over all ranks, elementwise."""
         return self._all_reduce(values, dist.ReduceOp.MAX)
 
-    def gather_values(self, values: Tensor) -> Tensor:
-        """Concatenate the one-dimensional tensors of all ranks, on the CPU."""
+    def gather_rows(self, values: Tensor) -> Tensor:
+        """Concatenate the tensors of all ranks along their first axis, on the CPU."""
         if self.size == 1:
             return values.cpu()
         parts: list[Tensor] = [values] * self.size
