@@ -91,6 +91,21 @@ async def test_it_ends_with_a_signal_with_its_time_and_with_its_client(
         assert not (await found.state(left.number)).is_running
 
 
+async def test_a_program_that_ignores_the_first_signal_has_ended_when_its_client_has_left(
+    agent: str, tmp_path: Path
+) -> None:
+    async with jobs(agent, tmp_path) as found:
+        program = await job_programs.start_program(
+            found, shell("trap '' TERM; echo ready; while :; do sleep 0.1; done", timeout_s=600)
+        )
+        assert (await anext(program.output())).data == b"ready\n"
+
+        await program.close()
+
+        state = await found.state(program.number)
+        assert (state.is_running, state.exit_code) == (False, 137)
+
+
 async def test_a_terminal_is_refused(agent: str, tmp_path: Path) -> None:
     async with jobs(agent, tmp_path) as found:
         with pytest.raises(WrongStateError, match="no terminals"):

@@ -15,6 +15,8 @@ from etude.v1 import guest_pb2
 
 _DEADLINE_S = 60.0
 """For operations that take no time, on a busy host."""
+_END_S = 10.0
+"""Longest wait for the end of a job after its second signal, on a busy host."""
 _FAULTS = {
     guest_pb2.GUEST_STATUS_NOT_FOUND: JobFault.NO_SUCH_JOB,
     guest_pb2.GUEST_STATUS_BUSY: JobFault.NOT_READING,
@@ -101,7 +103,7 @@ class GuestJobs(Jobs):
     @override
     async def kill(self, job: int) -> None:
         asked = guest_pb2.GuestJob(job=job, operation=guest_pb2.GUEST_JOB_OPERATION_KILL)
-        self._state(await self._ask(asked, wait_s=TERM_GRACE_S))
+        self._state(await self._ask(asked, wait_s=TERM_GRACE_S + _END_S))
 
     async def _ask(self, asked: guest_pb2.GuestJob, *, wait_s: float = 0) -> GuestReply:
         if self.is_controllers is not (asked.job > CONTROLLERS_JOBS):
