@@ -17,6 +17,7 @@ DOCS = ROOT / "docs"
 FIRST = "how-to/run-on-a-cluster"
 PAGES = (
     *(FIRST, "how-to/build-container-images", "how-to/upgrade", "how-to/encrypt-the-wire"),
+    "how-to/train-your-own-model",
     *sorted(f"runbooks/{page.stem}" for page in (DOCS / "runbooks").glob("*.md")),
 )
 """In the order in which a platform goes through them: the first installs what others look at."""
@@ -28,7 +29,9 @@ NEEDS = {
     "certificates that an issuer has signed, as in test_cert_manager.py": re.compile(
         r"get secret NAME-trainer-tls"
     ),
-    "no cluster: tests/contract/test_docs.py knows these": re.compile(r"^(etude|python|buildah) "),
+    "no cluster: tests/contract/test_docs.py knows these": re.compile(
+        r"^(etude|python|buildah|make) "
+    ),
 }
 """Commands that are left out, by what they need."""
 LIMIT_S = 120
