@@ -69,7 +69,8 @@ def count_collectives(learner: Learner) -> dict[str, int]:
     return found | {"modules": modules}
 
 
-def main(rank: int, world_size: int, folder: Path, replicas: int) -> None:
+def main(rank: int, world_size: int, folder: Path, replicas: int, context: int) -> None:
+    name = str(world_size) if context == 1 else f"{world_size}-sharing-{context}"
     learner = Learner(
         LearnerConfig(
             run="uid",
@@ -82,7 +83,8 @@ def main(rank: int, world_size: int, folder: Path, replicas: int) -> None:
             rank=rank,
             world_size=world_size,
             replicas=replicas,
-            rendezvous=f"file://{folder}/meet-{world_size}",
+            context=context,
+            rendezvous=f"file://{folder}/meet-{name}",
         )
     )
     learner.start_phase(SFT, 0)
@@ -92,8 +94,8 @@ def main(rank: int, world_size: int, folder: Path, replicas: int) -> None:
     results += [learner.policy_step(rollouts(seed)) for seed in range(3)]
     # A pass without gradient leaves FSDP's root gathered, which must not be what is saved.
     learner.held_out_loss(texts(5, 3))
-    learner.save(f"checkpoint-{world_size}")
-    learner.export(f"export-{world_size}")
+    learner.save(f"checkpoint-{name}")
+    learner.export(f"export-{name}")
     # Two ranks run first: others read what they wrote.
     learner.restore("checkpoint-2")
     results.append(learner.policy_step(rollouts(9)))
@@ -107,4 +109,4 @@ def main(rank: int, world_size: int, folder: Path, replicas: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *map(int, sys.argv[4:]))

@@ -14,6 +14,7 @@ from etude.common.weights.tensors import safetensors
 FSDP = {"c10d._allgather_base_", "c10d._reduce_scatter_base_", "c10d.allreduce_"}
 FIGURES = {"c10d.allgather_", "c10d.allreduce_", "c10d_functional.all_reduce"}
 """Sums of losses and norms, and log-probs of sampled tokens, of all ranks."""
+LAYERS = 2
 PROGRAM = Path(__file__).with_name("learner_rank.py")
 
 
@@ -24,10 +25,11 @@ class Found(NamedTuple):
     collectives: dict[str, int]
 
 
-async def run(folder: Path, *, world_size: int, replicas: int = 1) -> Found:
+async def run(folder: Path, *, world_size: int, replicas: int = 1, context: int = 1) -> Found:
     ranks = [
         await asyncio.create_subprocess_exec(
-            *(sys.executable, str(PROGRAM), str(rank), str(world_size), str(folder), str(replicas)),
+            *(sys.executable, str(PROGRAM), str(rank), str(world_size), str(folder)),
+            *(str(replicas), str(context)),
             stdout=asyncio.subprocess.PIPE,
         )
         for rank in range(world_size)
@@ -61,9 +63,17 @@ async def test_ranks_make_the_same_update_as_one_and_read_each_others_checkpoint
     together = await run(tmp_path, world_size=2)
     alone = await run(tmp_path, world_size=1)
     two_copies = await run(tmp_path, world_size=4, replicas=2)
-    for found in (together, two_copies):
+    shared = await run(tmp_path, world_size=2, context=2)
+    shared_by_shards = await run(tmp_path, world_size=4, context=2)
+    for found in (together, two_copies, shared, shared_by_shards):
         assert np.array(found.results) == pytest.approx(np.array(alone.results), abs=1e-6)
+    for found in (together, two_copies):
         assert_only_fsdp_communicates(found.collectives)
+    for found in (shared, shared_by_shards):
+        exchanges = found.collectives.pop("c10d.alltoall_base_")
+        passes = found.collectives["c10d._reduce_scatter_base_"] // found.collectives["modules"]
+        # Before and after attention, forward and backward and in the reference's forward pass.
+        assert exchanges == 2 * 3 * LAYERS * passes
     one, two = (
         {
             tensor.name: np.frombuffer(bytes(tensor.data), np.float32)

@@ -47,10 +47,22 @@ def test_the_axes_of_the_mesh_make_up_all_ranks(tmp_path: Path) -> None:
     assert TrainerRole.model_validate(
         {"learnerRanks": 8, "mesh": {"shard": 4, "replicate": 2}}
     ).mesh
-    with pytest.raises(ValueError, match=r"mesh\.shard times mesh\.replicate must be learnerRanks"):
-        TrainerRole.model_validate({"learnerRanks": 8, "mesh": {"shard": 4}})
+    mesh = {"shard": 2, "replicate": 2, "context": 2}
+    assert TrainerRole.model_validate({"learnerRanks": 8, "mesh": mesh}).mesh
+    for other in ({"shard": 4}, {**mesh, "context": 4}):
+        with pytest.raises(ValueError, match=r"times mesh\.context must be learnerRanks"):
+            TrainerRole.model_validate({"learnerRanks": 8, "mesh": other})
     with pytest.raises(ValueError, match="3 replicas of 4 ranks"):
         config(tmp_path, world_size=4, replicas=3, rendezvous="tcp://host:1")
+    with pytest.raises(ValueError, match="4 context ranks of 4 ranks in 2 replicas"):
+        config(tmp_path, world_size=4, replicas=2, context=4, rendezvous="tcp://host:1")
+
+
+def test_ranks_share_packed_rows_and_no_padded_ones() -> None:
+    with pytest.raises(ValueError, match=r"mesh\.context above 1 shares packed rows"):
+        TrainerRole.model_validate(
+            {"learnerRanks": 2, "mesh": {"shard": 1, "context": 2}, "packing": "Padded"}
+        )
 
 
 @pytest.mark.usefixtures("s3_credentials")

@@ -1,10 +1,14 @@
 """Who trains what."""
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.trainer.learner.sequence_packing import plan_microbatches
+from etude.trainer.learner.rows import TrainingRow
+from etude.trainer.learner.sequence_packing import collate, plan_microbatches
+from etude.trainer.model.context_parallel import ContextGroup
 from etude.trainer.model.flops import SequenceCost
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=40)
@@ -71,3 +75,31 @@ def test_packing_needs_fewer_passes_than_padding() -> None:
     packed = plan_microbatches(lengths, ranks=1, max_tokens=200, packed=True)
     padded = plan_microbatches(lengths, ranks=1, max_tokens=200)
     assert (len(packed[0]), len(padded[0])) == (2, 3)
+
+
+@given(lengths=st.lists(st.integers(1, 30), max_size=6), size=st.integers(1, 5))
+def test_ranks_of_a_context_group_train_each_token_of_a_row_once(
+    lengths: list[int], size: int
+) -> None:
+    rows = [
+        TrainingRow(
+            token_ids=np.arange(length, dtype=np.int32),
+            places=np.arange(1, length),
+            weights=np.arange(1, length, dtype=np.float32) + np.float32(100 * index),
+        )
+        for index, length in enumerate(lengths)
+    ]
+    parts = []
+    for rank in range(size):
+        group = ContextGroup(rank=rank, size=size)
+        part = collate(rows, device=torch.device("cpu"), packed=True, context=group)
+        total = part.token_ids.shape[1]
+        assert total == sum(part.lengths)
+        assert total % size == 0
+        own = group.own_tokens(total)
+        assert all(own.start <= place - 1 < own.stop for place in part.places.tolist())
+        # Rows begin with token 0 and count up: a token's weight tells its row and its place.
+        assert torch.equal(part.token_ids[part.rows, part.places], part.weights.long() % 100)
+        parts.append(part)
+    trained = torch.cat([part.weights for part in parts]).tolist()
+    assert trained == [weight for row in rows for weight in row.weights.tolist()]

@@ -147,8 +147,9 @@ def _learner_configs(
             compile_blocks=trainer.compile_blocks,
             threads=trainer.threads_per_rank,
             rank=rank,
-            world_size=trainer.learner_ranks if mesh is None else mesh.shard * mesh.replicate,
+            world_size=trainer.learner_ranks,
             replicas=1 if mesh is None else mesh.replicate,
+            context=1 if mesh is None else mesh.context,
             rendezvous=rendezvous,
         )
         for rank in range(trainer.learner_ranks)

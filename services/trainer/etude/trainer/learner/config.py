@@ -44,6 +44,8 @@ class LearnerConfig:
     world_size: int = 1
     replicas: int = 1
     """Copies of the weights, each sharded over world_size / replicas ranks."""
+    context: int = 1
+    """Ranks of one copy that share the tokens of each row."""
     rendezvous: str = ""
     """Address for several ranks: tcp://host:port, or file:///path that does not exist yet."""
 
@@ -54,6 +56,9 @@ class LearnerConfig:
             raise ValueError(f"{self.world_size} ranks need a rendezvous")
         if self.replicas < 1 or self.world_size % self.replicas:
             raise ValueError(f"{self.replicas} replicas of {self.world_size} ranks")
+        if self.context < 1 or (self.world_size // self.replicas) % self.context:
+            split = f"{self.world_size} ranks in {self.replicas} replicas"
+            raise ValueError(f"{self.context} context ranks of {split}")
 
     def open_weights(self) -> Store | None:
         """Open the store with the weight files; None if they are in the model folder.

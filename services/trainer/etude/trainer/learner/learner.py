@@ -10,7 +10,7 @@ from torch import Tensor
 from etude.common import weights
 from etude.common.api.run.phases import Phase
 from etude.common.blobs import ObjectInfo, open_store
-from etude.common.errors import InvalidFieldError, WrongStateError
+from etude.common.errors import WrongStateError
 from etude.common.weights import VersionId
 from etude.trainer.export import hf_folder
 from etude.trainer.export.publisher import Publisher
@@ -32,14 +32,13 @@ from etude.trainer.learner.rows import TrainingRow
 from etude.trainer.learner.sequence_packing import (
     Microbatch,
     Packing,
+    build_packing,
     collate,
     plan_microbatches,
 )
 from etude.trainer.learner.step_figures import complete_result
 from etude.trainer.model import activation_checkpointing, fsdp, tensor_bits
-from etude.trainer.model.flops import sequence_cost
 from etude.trainer.model.fsdp import RankGroup
-from etude.trainer.model.packed_attention import check_packing
 from etude.trainer.model.parameters import local_shard
 from etude.trainer.model.policy import Policy, load_policy
 from etude.trainer.model.weight_digest import weight_digest
@@ -62,15 +61,12 @@ class Learner:
             size=config.world_size,
             rendezvous=config.rendezvous,
             replicas=config.replicas,
+            context=config.context,
         )
         self.policy = load_policy(
             config.model_folder, seed=config.seed, ranks=self._ranks, weights=config.open_weights()
         )
-        self._packing = Packing(
-            max_tokens=config.micro_batch_tokens,
-            cost=sequence_cost(self.policy.model),
-            packed=_packs_sequences(config, self.policy, self._ranks.device),
-        )
+        self._packing = build_packing(config, self.policy.model, device=self._ranks.device)
         mode = activation_checkpointing.Checkpointing(config.activation_checkpointing)
         activation_checkpointing.checkpoint_blocks(self.policy.model, mode)
         if config.compile_blocks:
@@ -323,23 +319,6 @@ class Learner:
         )
 
 
-def _packs_sequences(config: LearnerConfig, policy: Policy, device: torch.device) -> bool:
-    """True if sequences are packed: on request, or on a GPU for a model that allows it.
-
-    Raises:
-        InvalidFieldError: it was requested, and the model does not allow it.
-    """
-    if config.packing == "Padded" or (config.packing == "Auto" and device.type != "cuda"):
-        return False
-    try:
-        check_packing(policy.config)
-    except ValueError as cause:
-        if config.packing == "Auto":
-            return False
-        raise InvalidFieldError("roles.trainer.packing", f"{cause}; set Padded") from cause
-    return True
-
-
 def _reference_scorer(reference: Policy) -> Reference:
     def logprobs(microbatch: Microbatch) -> Tensor:
         with torch.no_grad():
@@ -381,17 +360,23 @@ def microbatch_losses(
     ranks: RankGroup,
     packing: Packing,
 ) -> Iterator[Tensor]:
-    """Compute the loss of each of this rank's microbatches; every one is collective."""
+    """Compute the loss of each of this rank's microbatches; every one is collective.
+
+    Ranks of a context group have the same ones, and the loss of its own tokens each.
+    """
     plan = plan_microbatches(
         [row.token_ids.size for row in rows],
-        ranks=ranks.size,
+        ranks=ranks.num_shares,
         max_tokens=packing.max_tokens,
         cost=packing.cost,
         packed=packing.packed,
     )
-    for places in plan[ranks.rank]:
+    for places in plan[ranks.share]:
         microbatch = collate(
-            [rows[place] for place in places], device=ranks.device, packed=packing.packed
+            [rows[place] for place in places],
+            device=ranks.device,
+            packed=packing.packed,
+            context=ranks.context,
         )
         scores = policy(
             microbatch.token_ids, microbatch.rows, microbatch.places, microbatch.lengths

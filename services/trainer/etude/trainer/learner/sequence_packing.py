@@ -11,9 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
 
+from etude.common.errors import InvalidFieldError
+from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.rows import TrainingRow
-from etude.trainer.model.flops import BY_TOKENS, SequenceCost
+from etude.trainer.model.context_parallel import UNDIVIDED, ContextGroup, check_context
+from etude.trainer.model.flops import BY_TOKENS, SequenceCost, sequence_cost
+from etude.trainer.model.packed_attention import check_packing
 
 PAD = 0
 """Any id would do: padding is on the right and never scored."""
@@ -53,17 +58,59 @@ class Packing:
     """True if sequences are packed and not padded."""
 
 
-def collate(
-    rows: Sequence[TrainingRow], *, device: torch.device, packed: bool = False
-) -> Microbatch:
-    """Collate rows into one microbatch; no rows give a token of weight 0.
+def build_packing(
+    config: LearnerConfig, model: PreTrainedModel, *, device: torch.device
+) -> Packing:
+    """Build the form of microbatches that a rank's configuration asks for.
 
-    Every pass has collectives, so a rank without rows takes part too.
+    Raises:
+        InvalidFieldError: the model does not allow it.
+    """
+    return Packing(
+        max_tokens=config.micro_batch_tokens // config.context * config.context,
+        cost=sequence_cost(model),
+        packed=_packs_sequences(config, model.config, device),
+    )
+
+
+def _packs_sequences(config: LearnerConfig, model: PretrainedConfig, device: torch.device) -> bool:
+    """True if sequences are packed: on request, or on a GPU for a model that allows it.
+
+    Raises:
+        InvalidFieldError: it was requested, and the model does not allow it.
+    """
+    is_split = config.context > 1
+    if not is_split and (
+        config.packing == "Padded" or (config.packing == "Auto" and device.type != "cuda")
+    ):
+        return False
+    try:
+        check_packing(model)
+        check_context(model, config.context)
+    except ValueError as cause:
+        if is_split:
+            raise InvalidFieldError("roles.trainer.mesh.context", f"{cause}; set 1") from cause
+        if config.packing == "Auto":
+            return False
+        raise InvalidFieldError("roles.trainer.packing", f"{cause}; set Padded") from cause
+    return True
+
+
+def collate(
+    rows: Sequence[TrainingRow],
+    *,
+    device: torch.device,
+    packed: bool = False,
+    context: ContextGroup = UNDIVIDED,
+) -> Microbatch:
+    """Collate rows into one microbatch; no rows give a token of weight 0 for each rank.
+
+    Every pass has collectives, so a rank without rows takes part too. Of a packed row, each rank
+    of a context group trains the tokens that its own tokens predict.
     """
     num_trained = [row.places.size for row in rows]
     if packed:
-        lengths = tuple(row.token_ids.size for row in rows) or (1,)
-        token_ids = np.concatenate([row.token_ids for row in rows] or [np.full(1, PAD)])[None]
+        token_ids, lengths = _lay_in_row(rows, context)
         starts = np.cumsum([0, *lengths[:-1]])[: len(rows)]
         places = [row.places + start for row, start in zip(rows, starts, strict=True)]
         owners = np.zeros(sum(num_trained), dtype=np.int64)
@@ -74,27 +121,45 @@ def collate(
             token_ids[index, : row.token_ids.size] = row.token_ids
         places = [row.places for row in rows]
         owners = np.repeat(np.arange(len(rows)), num_trained)
+    own = context.own_tokens(token_ids.shape[1])
+    every = np.concatenate([np.zeros(0, dtype=np.int64), *places])
+    predicted = (own.start < every) & (every <= own.stop)
+
+    def select(parts: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
+        whole = np.concatenate([np.zeros(0), *parts])
+        # Supervised rows have no advantages and nothing that was sampled.
+        return torch.from_numpy(whole[predicted] if whole.size else whole).to(device, dtype)
+
     return Microbatch(
         token_ids=torch.from_numpy(token_ids.astype(np.int64)).to(device),
-        rows=torch.tensor(owners, device=device),
-        places=_concatenate(places, torch.int64, device),
+        rows=select([owners], torch.int64),
+        places=select([every], torch.int64),
         lengths=lengths,
-        weights=_concatenate([row.weights for row in rows], torch.float32, device),
-        advantages=_concatenate([row.advantages for row in rows], torch.float32, device),
-        sampler_logprobs=_concatenate(
-            [row.sampler_logprobs for row in rows], torch.float32, device
-        ),
-        is_current=_concatenate([row.is_current for row in rows], torch.bool, device),
+        weights=select([row.weights for row in rows], torch.float32),
+        advantages=select([row.advantages for row in rows], torch.float32),
+        sampler_logprobs=select([row.sampler_logprobs for row in rows], torch.float32),
+        is_current=select([row.is_current for row in rows], torch.bool),
     )
+
+
+def _lay_in_row(
+    rows: Sequence[TrainingRow], context: ContextGroup
+) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Lay sequences one behind the other, and padding that ranks can share the row evenly.
+
+    Returns:
+        The row, [1, T], and the lengths of its sequences, the padding being one. [S]
+    """
+    parts: list[np.ndarray] = [row.token_ids for row in rows]
+    total = sum(part.size for part in parts)
+    missing = context.padding(total) if total else context.size
+    if missing:
+        parts.append(np.full(missing, PAD))
+    return np.concatenate(parts)[None], tuple(part.size for part in parts)
 
 
 def _longest(rows: Sequence[TrainingRow]) -> int:
     return max((row.token_ids.size for row in rows), default=1)
-
-
-def _concatenate(parts: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device) -> Tensor:
-    whole = np.concatenate(parts) if parts else np.zeros(0)
-    return torch.from_numpy(whole).to(device=device, dtype=dtype)
 
 
 MicrobatchIndices = tuple[int, ...]

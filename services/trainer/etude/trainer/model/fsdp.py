@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from etude.trainer.model.mesh import build_mesh, sharding_mesh
+from etude.trainer.model.context_parallel import UNDIVIDED, ContextGroup
+from etude.trainer.model.mesh import build_context_group, build_mesh, sharding_mesh
 
 _TIMEOUT = datetime.timedelta(minutes=10)
 """A rank that is silent for longer has died: its peers stop instead of waiting for ever."""
@@ -24,11 +25,23 @@ class RankGroup:
     device: torch.device
     mesh: DeviceMesh | None = None
     """Axes over which weights are spread; None for a single rank."""
+    context: ContextGroup = UNDIVIDED
+    """Ranks that share the tokens of this rank's rows."""
 
     @property
     def is_first(self) -> bool:
         """True on the rank that does what only one rank may do."""
         return self.rank == 0
+
+    @property
+    def num_shares(self) -> int:
+        """Shares of a batch: ranks of a context group work on the same one."""
+        return self.size // self.context.size
+
+    @property
+    def share(self) -> int:
+        """Index of this rank's share."""
+        return self.rank // self.context.size
 
     def shard(self, policy: nn.Module) -> None:
         """Shard the parameters of a policy over the mesh, block by block (FSDP2).
@@ -94,7 +107,9 @@ def mixed_precision(device: torch.device) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
-def join_ranks(*, rank: int, size: int, rendezvous: str, replicas: int = 1) -> RankGroup:
+def join_ranks(
+    *, rank: int, size: int, rendezvous: str, replicas: int = 1, context: int = 1
+) -> RankGroup:
     """Join the process group; a single rank needs none.
 
     Args:
@@ -102,6 +117,7 @@ def join_ranks(*, rank: int, size: int, rendezvous: str, replicas: int = 1) -> R
         size: number of ranks.
         rendezvous: where they meet.
         replicas: copies of the weights, each sharded over size / replicas ranks.
+        context: ranks of one copy that share the tokens of each row.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if size == 1:
@@ -111,7 +127,8 @@ def join_ranks(*, rank: int, size: int, rendezvous: str, replicas: int = 1) -> R
         backend, init_method=rendezvous, rank=rank, world_size=size, timeout=_TIMEOUT
     )
     mesh = build_mesh(device.type, replicate=replicas, shard=size // replicas)
-    return RankGroup(rank=rank, size=size, device=device, mesh=mesh)
+    group = build_context_group(device.type, size=context)
+    return RankGroup(rank=rank, size=size, device=device, mesh=mesh, context=group)
 
 
 def leave_ranks(ranks: RankGroup) -> None:

@@ -17,6 +17,9 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig
 
+from etude.trainer.model import context_parallel
+from etude.trainer.model.context_parallel import UNDIVIDED, ContextGroup
+
 IMPLEMENTATION = "etude_packed"
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _UNSUPPORTED = ("s_aux", "position_bias", "cache")
@@ -30,24 +33,32 @@ class Segments:
     would be noted in the copies.
     """
 
-    def __init__(self, lengths: tuple[int, ...], *, device: torch.device) -> None:
+    def __init__(
+        self,
+        lengths: tuple[int, ...],
+        *,
+        device: torch.device,
+        context: ContextGroup = UNDIVIDED,
+    ) -> None:
         """Lay sequences one behind the other.
 
         Args:
             lengths: [S]
             device: of the row.
+            context: ranks that share the row.
         """
         ends = (0, *itertools.accumulate(lengths))
         self.lengths = lengths
+        self.context = context
         self.bounds = torch.tensor(ends, dtype=torch.int32, device=device)
         """Where each begins, and the end. [S + 1]"""
         self.layers: set[int] = set()
         """Layers that attended by these segments."""
 
     def positions(self) -> Tensor:
-        """Position of each token in its own sequence. [1, T]."""
+        """Position of each token of this rank in its own sequence. [1, T]."""
         parts = [torch.arange(length, device=self.bounds.device) for length in self.lengths]
-        return torch.cat(parts)[None]
+        return torch.cat(parts)[None, self.context.own_tokens(sum(self.lengths))]
 
 
 def check_packing(config: PretrainedConfig) -> None:
@@ -82,7 +93,7 @@ def attend(  # noqa: PLR0913 - transformers' own signature
 
     Args:
         module: the attention module that calls.
-        query: [B, A, T, D]
+        query: of this rank's tokens, as are key and value. [B, A, T, D]
         key: [B, K, T, D]
         value: [B, K, T, D]
         attention_mask: must be None.
@@ -103,12 +114,12 @@ def attend(  # noqa: PLR0913 - transformers' own signature
         rows, length = query.shape[0], query.shape[2]
         segments = Segments((length,) * rows, device=query.device)
     segments.layers.add(int(getattr(module, "layer_idx", -1)))
-    parts = tuple(
-        part.transpose(1, 2).flatten(0, 1) for part in _cast_as_autocast(query, key, value)
-    )
+    parts = (part.transpose(1, 2).flatten(0, 1) for part in _cast_as_autocast(query, key, value))
+    share = context_parallel.exchange_tokens_for_heads(*parts, group=segments.context)
     result = _attend_segments(
-        parts, segments, scaling=scaling, sliding_window=sliding_window, softcap=softcap
+        share, segments, scaling=scaling, sliding_window=sliding_window, softcap=softcap
     )
+    result = context_parallel.exchange_heads_for_tokens(result, group=segments.context)
     return result.reshape(query.shape[0], query.shape[2], *result.shape[1:]), None
 
 

@@ -4,6 +4,7 @@ Shapes: B rows of a microbatch, T their padded length, N tokens to predict, V vo
 """
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from typing_extensions import override
 from etude.common.blobs import Store, open_store
 from etude.common.errors import CorruptError, Problem, UserError, WrongStateError
 from etude.trainer.model import packed_attention
+from etude.trainer.model.context_parallel import UNDIVIDED, ContextGroup
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.logit_probe import backbone, find_logit_transform
 from etude.trainer.model.output_head import UNCHANGED, LogitTransform, TokenScores, score_tokens
@@ -52,10 +54,23 @@ class InvalidModelError(UserError):
 class Policy(nn.Module):
     """A causal language model that computes logits only where a loss needs them."""
 
-    def __init__(self, model: PreTrainedModel, transform: LogitTransform = UNCHANGED) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        transform: LogitTransform = UNCHANGED,
+        context: ContextGroup = UNDIVIDED,
+    ) -> None:
+        """Wrap a model.
+
+        Args:
+            model: of transformers.
+            transform: of its logits.
+            context: ranks that share packed rows.
+        """
         super().__init__()
         self.model = model
         self.transform = transform
+        self.context = context
         if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
             # The attention of torch leaves the cap out; ours has it, for padded rows, too.
             model.set_attn_implementation(packed_attention.IMPLEMENTATION)
@@ -72,24 +87,27 @@ class Policy(nn.Module):
 
         Rows are padded on the right, so causal attention needs no mask: no real token sees a
         padded one, and no padded one is asked for. A packed row has several sequences, each with
-        positions and attention of its own.
+        positions and attention of its own; ranks of a context group compute a part of it each.
 
         Args:
             token_ids: [B, T]
             rows: row of each token to predict. [N]
-            places: its place in the row, not the first of its sequence. [N]
+            places: its place in the row, not the first of its sequence, and behind a token of this
+                rank. [N]
             lengths: of the sequences in a packed row, of which there is one. [S]
         """
         packing = self._pack(lengths, token_ids.device) if lengths else {}
+        own = self.context.own_tokens(token_ids.shape[1])
         # On a GPU the blocks compute in bf16; sums of the output layer and the losses are in fp32.
         with torch.autocast(token_ids.device.type, torch.bfloat16, enabled=token_ids.is_cuda):
-            output = backbone(self.model)(input_ids=token_ids, use_cache=False, **packing)
+            output = backbone(self.model)(input_ids=token_ids[:, own], use_cache=False, **packing)
         if lengths:
             self._check_packed(packing["segments"])
-        hidden = output.last_hidden_state.flatten(0, 1)
+        hidden = output.last_hidden_state
+        before = rows * hidden.shape[1] + places - 1 - own.start
         head = self.model.get_output_embeddings()
         scores = score_tokens(
-            hidden.index_select(0, rows * token_ids.shape[1] + places - 1),
+            hidden.flatten(0, 1).index_select(0, before),
             token_ids[rows, places],
             # Of the root module, whose hook has made it complete on every rank.
             weight=head.weight,
@@ -104,7 +122,7 @@ class Policy(nn.Module):
         if self.config._attn_implementation != packed_attention.IMPLEMENTATION:
             # For good: a checkpointed block computes its forward pass again during the backward.
             self.model.set_attn_implementation(packed_attention.IMPLEMENTATION)
-        segments = packed_attention.Segments(lengths, device=device)
+        segments = packed_attention.Segments(lengths, device=device, context=self.context)
         return {"position_ids": segments.positions(), "segments": segments}
 
     def _check_packed(self, segments: packed_attention.Segments) -> None:
@@ -149,19 +167,20 @@ def load_policy(
         transform = find_logit_transform(config)
     except ValueError as cause:
         raise InvalidModelError(folder, str(cause)) from cause
+    wrap = partial(Policy, transform=transform, context=ranks.context)
     try:
         stored = find_weights(store)
         if stored is None:
-            return _shard_complete(Policy(_draw_model(config, seed=seed).eval(), transform), ranks)
+            return _shard_complete(wrap(_draw_model(config, seed=seed).eval()), ranks)
         # Without dropout: trainer and sampler must say the same.
-        policy = Policy(build_blank_model(config).eval(), transform)
+        policy = wrap(build_blank_model(config).eval())
         try:
             plan = plan_load(policy.model, stored)
         except ScatteredLayoutError as error:
             if weights is not None:
                 raise InvalidModelError(folder, str(error)) from error
             log.warning("every rank loads the complete model: %s", error)
-            return _shard_complete(Policy(_load_complete(folder, config).eval(), transform), ranks)
+            return _shard_complete(wrap(_load_complete(folder, config).eval()), ranks)
         ranks.shard(policy)
         allocate(policy, ranks.device)
         fill(policy.model, plan, store)
@@ -173,7 +192,7 @@ def load_policy(
 
 def copy_frozen(policy: Policy, ranks: RankGroup) -> Policy:
     """Copy a policy without gradients, sharded alike: each rank copies its own shards."""
-    copy = Policy(build_blank_model(policy.config).eval(), policy.transform)
+    copy = Policy(build_blank_model(policy.config).eval(), policy.transform, policy.context)
     ranks.shard(copy)
     allocate(copy, ranks.device)
     with torch.no_grad():

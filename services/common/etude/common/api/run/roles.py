@@ -74,13 +74,22 @@ class RoleSpec(Model):
 
 
 class LearnerMesh(Model):
-    """Mesh of learner ranks that share the weights (HSDP)."""
+    """Mesh of learner ranks that share the weights (HSDP), and the tokens of long rows."""
 
     shard: Annotated[int, Field(ge=1, le=1_024)]
-    """Ranks that share one copy of weights and optimiser state, each with a shard of it; those of a
-    copy follow each other, so they are on one host if it has room."""
+    """Shares of the batch that one copy of weights and optimiser state trains, each on one rank, or
+    on context ranks. Every rank of a copy has a shard of it; they follow each other, so they are on
+    one host if it has room."""
     replicate: Annotated[int, Field(ge=1, le=1_024)] = 1
     """Copies; more of them need more memory, and fewer bytes cross between hosts."""
+    context: Annotated[int, Field(ge=1, le=1_024)] = 1
+    """Ranks that share the tokens of each row, for sequences longer than one GPU holds; it divides
+    the model's attention heads. A copy's weights are spread over its shard times context ranks."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.shard * self.replicate * self.context
 
 
 class TrainerRole(RoleSpec):
@@ -88,17 +97,25 @@ class TrainerRole(RoleSpec):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel="!has(self.mesh) || self.mesh.shard * self.mesh.replicate == self.learnerRanks",
-            holds=lambda s: s.mesh is None or s.mesh.shard * s.mesh.replicate == s.learner_ranks,
-            message="mesh.shard times mesh.replicate must be learnerRanks: each rank has one place"
-            " in the mesh",
+            cel="!has(self.mesh) || self.mesh.shard * self.mesh.replicate * self.mesh.context"
+            " == self.learnerRanks",
+            holds=lambda s: s.mesh is None or s.mesh.size == s.learner_ranks,
+            message="mesh.shard times mesh.replicate times mesh.context must be learnerRanks: each"
+            " rank has one place in the mesh",
             fix="set learnerRanks to the product, or leave mesh out to shard over all ranks",
             field_path=".mesh",
+        ),
+        Rule(
+            cel="!has(self.mesh) || self.mesh.context == 1 || self.packing != 'Padded'",
+            holds=lambda s: s.mesh is None or s.mesh.context == 1 or s.packing != "Padded",
+            message="mesh.context above 1 shares packed rows, which packing Padded has none of",
+            fix="set packing: Packed, or mesh.context: 1",
+            field_path=".packing",
         ),
     )
 
     learner_ranks: Annotated[int, Field(ge=1, le=1_024)] = 1
-    """Data-parallel learner processes."""
+    """Learner processes."""
     mesh: LearnerMesh | None = None
     """Axes of the ranks; one copy sharded over all of them unless set."""
     rollout_workers: Annotated[int, Field(ge=1, le=1_024)] = 1
@@ -106,7 +123,8 @@ class TrainerRole(RoleSpec):
     threads_per_rank: Annotated[int, Field(ge=1, le=256)] = 1
     """CPU threads of each learner rank."""
     micro_batch_tokens: Annotated[int, Field(ge=64, le=10_000_000)] = 8_192
-    """Tokens of one forward and backward pass, padding included."""
+    """Tokens of one forward and backward pass, padding included; ranks of mesh.context share
+    them."""
     packing: Literal["Auto", "Packed", "Padded"] = "Auto"
     """Whether sequences of one pass share a row without padding, each with attention of its own.
     Auto packs on GPUs, for models whose attention allows it; Packed is refused for others."""

@@ -1,0 +1,178 @@
+"""Four ranks that compare steps of shared rows with the step of one rank.
+
+python context_ranks.py FOLDER
+
+The ranks are forks of a process that has imported torch, which is most of the work.
+"""
+
+import json
+import multiprocessing
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
+from transformers import Gemma2Config, LlamaConfig, PretrainedConfig, Qwen3MoeConfig
+
+from etude.trainer.learner.learner import accumulate_gradients, microbatch_losses
+from etude.trainer.learner.rows import TrainingRow
+from etude.trainer.learner.sequence_packing import Microbatch, Packing
+from etude.trainer.model.activation_checkpointing import Checkpointing, checkpoint_blocks
+from etude.trainer.model.fsdp import RankGroup, join_ranks, leave_ranks
+from etude.trainer.model.mesh import build_context_group
+from etude.trainer.model.output_head import TokenScores
+from etude.trainer.model.policy import Policy, copy_frozen, load_policy
+
+LAYERS = 2
+RANKS = 4
+SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+}
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+CASES: dict[str, tuple[PretrainedConfig, int]] = {
+    "two of four ranks": (LlamaConfig(**SMALL), 2),
+    "repeated key heads": (LlamaConfig(**SMALL), 4),
+    "windows and caps": (Gemma2Config(**SMALL, **WINDOWS, attn_logit_softcapping=1.0), 2),
+    "experts": (Qwen3MoeConfig(**SMALL, **EXPERTS), 2),
+}
+
+
+class Recorder:
+    """Cross-entropy that keeps the log-prob of each token under its weight."""
+
+    def __init__(self) -> None:
+        self.weights: list[Tensor] = []
+        self.logprobs: list[Tensor] = []
+
+    def __call__(self, scores: TokenScores, microbatch: Microbatch) -> Tensor:
+        self.weights.append(microbatch.weights)
+        self.logprobs.append(scores.logprobs.detach())
+        return -(microbatch.weights * scores.logprobs).sum()
+
+    def ordered(self, ranks: RankGroup) -> Tensor:
+        """Log-probs of all ranks in the order of the weights, which are all different."""
+        weights, logprobs = (
+            ranks.gather_rows(torch.cat(parts)) for parts in (self.weights, self.logprobs)
+        )
+        return logprobs[weights.argsort()]
+
+
+def batch() -> list[TrainingRow]:
+    """Rows of several microbatches, one of which is shorter than the ranks need to share it."""
+    rng = np.random.default_rng(0)
+    made = []
+    for length in (17, 9, 40, 2, 25, 31, 3):
+        places = np.flatnonzero(rng.random(length - 1) < 0.7) + 1
+        made.append(
+            TrainingRow(
+                token_ids=rng.integers(0, 64, length).astype(np.int32),
+                places=places,
+                weights=rng.random(places.size, dtype=np.float32) * np.float32(0.02),
+            )
+        )
+    return made
+
+
+def step(
+    policy: Policy, ranks: RankGroup, *, packed: bool
+) -> tuple[float, dict[str, Tensor], Tensor]:
+    """Loss, complete gradients and log-probs of a step."""
+    recorder = Recorder()
+    packing = Packing(max_tokens=60, packed=packed)
+    loss = accumulate_gradients(policy, batch(), recorder, ranks=ranks, packing=packing)
+    grads = {}
+    for name, parameter in policy.named_parameters():
+        assert parameter.grad is not None
+        grad = parameter.grad
+        grads[name] = grad.full_tensor() if isinstance(grad, DTensor) else grad
+    return loss, grads, recorder.ordered(ranks)
+
+
+@torch.no_grad()
+def score(policy: Policy, ranks: RankGroup) -> Tensor:
+    """Log-probs of a pass without gradient."""
+    recorder = Recorder()
+    packing = Packing(max_tokens=60, packed=True)
+    for _ in microbatch_losses(policy, batch(), recorder, ranks=ranks, packing=packing):
+        pass
+    return recorder.ordered(ranks)
+
+
+def relative_difference(found: Tensor, expected: Tensor) -> float:
+    """Largest difference, relative to values above 1: fp32 has 24 bits of each."""
+    return float(((found - expected).abs() / expected.abs().clamp(min=1)).max())
+
+
+def count_collectives(policy: Policy, ranks: RankGroup) -> dict[str, int]:
+    """Collectives of one forward and backward pass."""
+    packing = Packing(max_tokens=1_000, packed=True)
+    with CommDebugMode() as collectives:
+        accumulate_gradients(policy, batch(), Recorder(), ranks=ranks, packing=packing)
+    return {str(name): count for name, count in collectives.get_comm_counts().items()}
+
+
+def compare(folder: Path, ranks: RankGroup, config: PretrainedConfig, size: int) -> dict[str, Any]:
+    """Largest differences from one rank with padded rows, and the collectives of a step."""
+    config.save_pretrained(folder)
+    alone = RankGroup(rank=0, size=1, device=ranks.device)
+    whole = load_policy(folder, seed=1)
+    if getattr(config, "attn_logit_softcapping", None):
+        whole.model.set_attn_implementation("eager")  # SDPA has no caps
+    expected = step(whole, alone, packed=False)
+    ranks = replace(ranks, context=build_context_group("cpu", size=size))
+    policy = load_policy(folder, seed=1, ranks=ranks)
+    frozen = copy_frozen(policy, ranks)
+    loss, grads, logprobs = step(policy, ranks, packed=True)
+    counts = count_collectives(policy, ranks)
+    checkpoint_blocks(policy.model, Checkpointing.SELECTIVE)
+    recomputed = step(policy, ranks, packed=True)[1]
+    frozen_logprobs = score(frozen, ranks)
+    return {
+        "loss": abs(loss - expected[0]),
+        "frozen copy": relative_difference(frozen_logprobs, expected[2]),
+        "gradients": max(float((grads[name] - g).abs().max()) for name, g in expected[1].items()),
+        "recomputed": max(float((recomputed[name] - g).abs().max()) for name, g in grads.items()),
+        "logprobs": relative_difference(logprobs, expected[2]),
+        "largest gradient": max(float(g.abs().max()) for g in expected[1].values()),
+        "collectives": counts,
+    }
+
+
+def run_rank(rank: int, folder: Path) -> None:
+    ranks = join_ranks(rank=rank, size=RANKS, rendezvous=f"file://{folder}/meet")
+    found = {
+        name: compare(folder / f"{name}-{rank}", ranks, config, size)
+        for name, (config, size) in CASES.items()
+    }
+    leave_ranks(ranks)
+    if rank == 0:
+        sys.stdout.write(json.dumps(found))
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=run_rank, args=(rank, folder)) for rank in range(RANKS)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    sys.exit(max(abs(rank.exitcode or 0) for rank in ranks))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
