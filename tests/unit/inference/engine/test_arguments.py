@@ -91,3 +91,8 @@ def test_an_unknown_argument_is_refused_with_the_nearest() -> None:
 def test_an_argument_that_a_field_sets_is_refused_with_the_field() -> None:
     with pytest.raises(UserError, match=r"maxConcurrent"):
         check_arguments({"max_num_seqs": 9}, Arguments)
+
+
+def test_guesses_of_tokens_are_refused_as_their_logprobs_are_not_the_policys() -> None:
+    with pytest.raises(UserError, match=r"(?s)speculative_config is not set here.*remove it"):
+        check_arguments({"speculative_config": {"method": "ngram"}}, Arguments)

@@ -42,6 +42,9 @@ OWNED = {
     "disable_log_stats": "",
     "trust_remote_code": "",
     "hf_overrides": "",
+    # On CPUs vLLM 0.32 divides guessed tokens' logits by temperatures that it never wrote
+    # (expand_batch_to_tokens), and a draft model's weights would stay behind the policy's.
+    "speculative_config": "",
 }
 """Arguments that users may not give here, with the field that sets them; empty: nothing does."""
 
