@@ -227,8 +227,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     logging.set_verbosity_error()
-    names = ("family", "transcripts", "deltas", "tags planted and harmless")
-    names += ("native rollouts", "calls read back", "CPU s")
+    names = ["family", "transcripts", "deltas", "tags planted and harmless"]
+    names += ["native rollouts", "calls read back", "CPU s"]
     print(f"| {' | '.join(names)} |\n|{'---|' * len(names)}", flush=True)  # noqa: T201 - a table
     for family in given.families:
         print(write_row(family, given.conversations, given.rollouts, given.seed), flush=True)  # noqa: T201

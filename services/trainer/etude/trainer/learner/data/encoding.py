@@ -32,7 +32,9 @@ class RowEncoder:
         try:
             match row:
                 case {"messages": [_, *_] as messages, **rest}:
-                    yield self._encode_transcript(messages, _tools_of(rest, where), where)
+                    yield self._encode_transcript(
+                        messages, _tools_of(rest.get("tools"), where), where
+                    )
                 case {"text": str(body)} if body:
                     yield from self._encode_text(body)
                 case _:
@@ -65,13 +67,13 @@ class RowEncoder:
             yield SupervisedSequence(token_ids=piece, weights=np.ones(len(piece), np.float32))
 
 
-def _tools_of(row: Mapping[str, object], where: str) -> Sequence[Mapping[str, object]]:
+def _tools_of(given: object, where: str) -> Sequence[Mapping[str, object]]:
     """Tools of a transcript, for the template: JSON schemas, as objects or as one JSON text.
 
     Raises:
         UserError: they are something else.
     """
-    tools = row.get("tools") or ()
+    tools = given or ()
     if isinstance(tools, str):
         try:
             tools = read_json(tools)
