@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-routing bench-learner search-model system-deps buf
+.PHONY: help demo smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-routing bench-learner bench-trl search-model system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -24,10 +24,11 @@ demo: $(READY) ## train a small policy on this machine and watch it get better (
 
 SMOLLM2 ?= runs/smollm2
 
-smollm2: $(READY) ## train a real 135M model on this machine: fetch, convert, make tasks, run (SMOLLM2=FOLDER)
+smollm2: $(READY) ## train a real 135M model on this machine: fetch, convert, make tasks, run, summarise (SMOLLM2=FOLDER)
 	$(RUN) python examples/smollm2/convert.py $(SMOLLM2)/inputs/etude/smollm2/model
-	test -d $(SMOLLM2)/inputs/etude/demo || $(RUN) etude tasks generate $(SMOLLM2)/inputs/etude/demo
+	test -d $(SMOLLM2)/inputs/etude/demo || $(RUN) etude tasks generate $(SMOLLM2)/inputs/etude/demo --held-out 64
 	$(RUN) etude run examples/smollm2/rlrun.yaml --dir $(SMOLLM2)
+	$(RUN) python examples/smollm2/summary.py $(SMOLLM2) --serve
 
 check: $(READY) ## format, lint, types, import rules; the wire where Node is, Go files where Go is
 	$(RUN) ruff format --check .
@@ -123,7 +124,7 @@ chart-readme: $(READY) ## regenerate the chart's README from its values (needs G
 # machines and bench/operator_scale.py thousands of pods: they have targets of their own.
 # The demo comes first: others replay the run that it makes.
 bench: $(READY) ## one table of ratios per claim, but for those of the bench-… targets
-	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/learner.py bench/weights.py bench/env.py bench/operator_scale.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
+	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/learner.py bench/trl_comparison.py bench/weights.py bench/env.py bench/operator_scale.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
 
 bench-env: $(READY) ## environments against their goals: starts, forks, density, bursts, placements (QEMU, Go, root, idle)
 	$(RUN) python hack/guest.py
@@ -136,8 +137,11 @@ bench-weights: $(READY) ## what a policy version costs to move, against what oth
 bench-autoscaler: $(READY) ## how long GPUs wait for environments under five ways to size a pool (simulated, a minute)
 	$(RUN) python bench/autoscaler.py
 
-bench-learner: $(READY) ## equal gradients of every form of a step, memory of the output head (CPU, minutes)
+bench-learner: $(READY) ## equal gradients of every form of a step, memory of head and blocks by token (CPU, minutes)
 	$(RUN) python bench/learner.py
+
+bench-trl: $(READY) ## a step and its rollouts beside TRL's, on the same 135M weights (CPU, idle, half an hour)
+	$(UV) run --locked --inexact --extra $(EXTRA) --group bench python bench/trl_comparison.py
 
 bench-routing: $(READY) ## throughput, balance and prefix hits of 1 to 8 engines (simulated, a minute)
 	$(RUN) python bench/routing.py

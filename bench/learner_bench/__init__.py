@@ -1,0 +1,1 @@
+"""Parts of bench/learner.py and bench/trl_comparison.py."""
