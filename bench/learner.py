@@ -1,4 +1,4 @@
-"""The learner's step: equal gradients in every form, and memory of the output head by token.
+"""The learner's step: equal gradients in every form, and memory by token of its parts.
 
 python bench/learner.py [--layers 30] [--tokens 512]
 
@@ -7,8 +7,8 @@ weight and its gradient, counted by torch's profiler and not by the operating sy
 """
 
 import argparse
+import functools
 import itertools
-import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from learner_bench.figures import merge_figures
 from torch import Tensor
 from transformers import LlamaConfig
 
@@ -25,10 +26,10 @@ from etude.trainer.learner.rows import TrainingRow
 from etude.trainer.learner.sequence_packing import Packing
 from etude.trainer.model.activation_checkpointing import Checkpointing, checkpoint_blocks
 from etude.trainer.model.fsdp import RankGroup
+from etude.trainer.model.logit_probe import backbone
 from etude.trainer.model.output_head import score_tokens
 from etude.trainer.model.policy import Policy, load_policy
 
-OUT = Path(__file__).parent / "out" / "learner.json"
 VOCABULARY, HIDDEN = 49_152, 576
 
 
@@ -100,6 +101,26 @@ def head_peak(num_tokens: int, *, chunked: bool) -> int:
     return peak_bytes(run)
 
 
+def blocks_peak(policy: Policy, num_tokens: int) -> int:
+    """Peak of one forward and backward pass of all blocks, without embedding and head."""
+    policy.model.get_input_embeddings().requires_grad_(requires_grad=False)
+    for parameter in policy.parameters():
+        # Sums of gradients are there before and after: only what depends on tokens is counted.
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    token_ids = torch.arange(num_tokens)[None]
+
+    def run() -> None:
+        output = backbone(policy.model)(input_ids=token_ids, use_cache=False)
+        output.last_hidden_state.sum().backward()
+
+    return peak_bytes(run)
+
+
+def slope(peak: Callable[[int], int], few: int = 256, many: int = 512) -> float:
+    """Bytes that each further token adds."""
+    return (peak(many) - peak(few)) / (many - few)
+
+
 def main() -> None:
     """Measure, print the table, write the file."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -114,19 +135,23 @@ def main() -> None:
         policy = build(Path(folder), options.layers)
         checkpoint_blocks(policy.model, Checkpointing.BLOCKS)
         checkpointed = gradient(policy, rows, packed=False)
-    slopes = {
-        name: (head_peak(512, chunked=chunked) - head_peak(256, chunked=chunked)) / 256
-        for name, chunked in (("before", False), ("after", True))
+        blocks = {
+            "blocks_bytes_per_token_before": slope(
+                functools.partial(blocks_peak, build(Path(folder), options.layers))
+            ),
+            "blocks_bytes_per_token": slope(functools.partial(blocks_peak, policy)),
+        }
+    head = {
+        "head_bytes_per_token_before": slope(functools.partial(head_peak, chunked=False)),
+        "head_bytes_per_token": slope(functools.partial(head_peak, chunked=True)),
     }
     figures = {
         "grad_diff_packed": float((packed - plain).abs().max()),
         "grad_diff_checkpointed": float((checkpointed - plain).abs().max()),
-        "head_bytes_per_token_before": slopes["before"],
-        "head_bytes_per_token": slopes["after"],
+        **head,
+        **blocks,
     }
-    OUT.parent.mkdir(exist_ok=True)
-    known = json.loads(OUT.read_text()) if OUT.exists() else {}
-    OUT.write_text(json.dumps(known | figures, indent=2, sort_keys=True) + "\n")
+    merge_figures(figures)
     sys.stdout.write("".join(f"{name:30} {value:14.6g}\n" for name, value in figures.items()))
 
 
