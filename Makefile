@@ -23,11 +23,12 @@ demo: $(READY) ## train a small policy on this machine and watch it get better (
 	$(RUN) etude demo --seed $(SEED)
 
 SMOLLM2 ?= runs/smollm2
+SMOLLM2_RUN ?= examples/smollm2/rlrun.yaml
 
 smollm2: $(READY) ## train a real 135M model on this machine: fetch, convert, make tasks, run, summarise (SMOLLM2=FOLDER)
 	$(RUN) python examples/smollm2/convert.py $(SMOLLM2)/inputs/etude/smollm2/model
 	test -d $(SMOLLM2)/inputs/etude/demo || $(RUN) etude tasks generate $(SMOLLM2)/inputs/etude/demo --held-out 64
-	$(RUN) etude run examples/smollm2/rlrun.yaml --dir $(SMOLLM2)
+	$(RUN) etude run $(SMOLLM2_RUN) --dir $(SMOLLM2)
 	$(RUN) python examples/smollm2/summary.py $(SMOLLM2) --serve
 
 check: $(READY) ## format, lint, types, import rules; the wire where Node is, Go files where Go is

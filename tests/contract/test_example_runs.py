@@ -12,7 +12,7 @@ from etude.operator import names
 from etude.operator.builders.run_spec import pods_by_role
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-RUNS = sorted(EXAMPLES.glob("*/rlrun.yaml"))
+RUNS = sorted(EXAMPLES.glob("*/rlrun*.yaml"))
 GPUS = {"qwen2.5-7b": 8, "qwen-32b": 24, "qwen3-30b-a3b": 24}
 
 
@@ -22,7 +22,7 @@ def read_run(path: Path) -> RLRun:
     return RLRun.model_validate(manifest)
 
 
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_an_example_has_nothing_to_fix(path: Path) -> None:
     assert lint_text(path.read_text(), name=path.parent.name) == []
 

@@ -4,36 +4,66 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from peft import PeftModel
 from tests.support import cut_demo
+from transformers import AutoModelForCausalLM
 
 from etude.common.run_folder.record import FolderRecord
+from etude.trainer.model.policy import load_policy
 
 DEADLINE_S = 420
 """Seven times the 57 s that it took beside other tests on two cores."""
 
 
-@pytest.mark.smoke
-def test_a_short_run_trains_on_rollouts_of_the_engine_that_it_updates(tmp_path: Path) -> None:
+def run_to_its_end(tmp_path: Path, manifest: dict[str, Any]) -> Path:
+    """Folder of a run on this machine, over."""
     folder = tmp_path / "run"
     cut_demo.make_data({"folder": str(folder / "inputs" / "etude")}, tasks=16)
-    manifest = tmp_path / "rlrun.yaml"
-    manifest.write_text(json.dumps(cut_demo.short_demo()))  # JSON is YAML
+    file = tmp_path / "rlrun.yaml"
+    file.write_text(json.dumps(manifest))  # JSON is YAML
     command = [sys.executable, "-c", "from etude.cli.main import main; main()", "run"]
-
     done = subprocess.run(
-        [*command, str(manifest), "--dir", str(folder), "--plain"],
+        [*command, str(file), "--dir", str(folder), "--plain"],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
         check=False,
     )
-
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = list(FolderRecord(folder).rows())
+    return folder
+
+
+@pytest.mark.smoke
+def test_a_short_run_trains_on_rollouts_of_the_engine_that_it_updates(tmp_path: Path) -> None:
+    rows = list(FolderRecord(run_to_its_end(tmp_path, cut_demo.short_demo())).rows())
     steps = [row["step"] for row in rows if row["kind"] == "step" and "reward_mean" in row]
     assert steps == [1, 2, 3]
     assert any(row["kind"] == "eval" for row in rows)
     versions = [row for row in rows if row["kind"] == "version"]
     assert versions, "no version reached the engine"
+
+
+@pytest.mark.long
+def test_a_run_of_adapters_samples_the_policy_that_it_trains(tmp_path: Path) -> None:
+    manifest = cut_demo.short_demo()
+    manifest["spec"]["roles"]["trainer"]["lora"] = {"rank": 8}
+
+    folder = run_to_its_end(tmp_path, manifest)
+
+    rows = list(FolderRecord(folder).rows())
+    steps = [row for row in rows if row["kind"] == "step" and "reward_mean" in row]
+    assert [row["step"] for row in steps] == [1, 2, 3]
+    # Of the engine, on merged weights, and the trainer.
+    assert all(0 < row["mismatch_max"] < 1e-4 for row in steps)
+    final = max(folder.glob("storage/**/adapter/adapter_config.json")).parents[1]
+    base = load_policy(folder / "inputs" / "etude" / "demo" / "model", seed=0).model
+    adapted = PeftModel.from_pretrained(base, str(final / "adapter"))
+    merged = AutoModelForCausalLM.from_pretrained(final / "model")
+    with torch.no_grad():
+        one, other = (m(input_ids=torch.arange(64)[None]).logits for m in (adapted, merged))
+    difference = one.log_softmax(-1) - other.log_softmax(-1)
+    assert difference.abs().max() < 1e-4

@@ -8,6 +8,7 @@ import numpy as np
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.debug import CommDebugMode
 
+from etude.common.api.run.lora import Lora
 from etude.common.api.run.weights import Weights
 from etude.common.api.storage import Storage
 from etude.trainer.learner.batches import PolicyBatch, PolicySequence, SupervisedSequence
@@ -69,7 +70,9 @@ def count_collectives(learner: Learner) -> dict[str, int]:
     return found | {"modules": modules}
 
 
-def main(rank: int, world_size: int, folder: Path, replicas: int, context: int) -> None:
+def main(
+    rank: int, world_size: int, folder: Path, replicas: int, context: int, lora_rank: int
+) -> None:
     name = str(world_size) if context == 1 else f"{world_size}-sharing-{context}"
     learner = Learner(
         LearnerConfig(
@@ -84,6 +87,7 @@ def main(rank: int, world_size: int, folder: Path, replicas: int, context: int) 
             world_size=world_size,
             replicas=replicas,
             context=context,
+            lora=Lora(rank=lora_rank) if lora_rank else None,
             rendezvous=f"file://{folder}/meet-{name}",
         )
     )
@@ -96,10 +100,16 @@ def main(rank: int, world_size: int, folder: Path, replicas: int, context: int) 
     learner.held_out_loss(texts(5, 3))
     learner.save(f"checkpoint-{name}")
     learner.export(f"export-{name}")
+    learner.export_adapter(f"export-{name}")
     # Two ranks run first: others read what they wrote.
     learner.restore("checkpoint-2")
     results.append(learner.policy_step(rollouts(9)))
-    collectives = count_collectives(learner)
+    collectives: dict[str, int] = {}
+    if lora_rank:
+        # The counter's tracker of modules knows one pass at a time, and no frozen inputs of a next.
+        learner.start_phase({**RL, "algorithm": {"parameters": {"lossScale": 16}}}, 5)
+    if world_size > 1:
+        collectives = count_collectives(learner)
     learner.close()
     if rank == 0:
         found = [

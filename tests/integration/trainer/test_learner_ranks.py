@@ -25,11 +25,13 @@ class Found(NamedTuple):
     collectives: dict[str, int]
 
 
-async def run(folder: Path, *, world_size: int, replicas: int = 1, context: int = 1) -> Found:
+async def run(
+    folder: Path, *, world_size: int, replicas: int = 1, context: int = 1, lora_rank: int = 0
+) -> Found:
+    settings = (world_size, folder, replicas, context, lora_rank)
     ranks = [
         await asyncio.create_subprocess_exec(
-            *(sys.executable, str(PROGRAM), str(rank), str(world_size), str(folder)),
-            *(str(replicas), str(context)),
+            *(sys.executable, str(PROGRAM), str(rank), *map(str, settings)),
             stdout=asyncio.subprocess.PIPE,
         )
         for rank in range(world_size)
@@ -74,14 +76,30 @@ async def test_ranks_make_the_same_update_as_one_and_read_each_others_checkpoint
         passes = found.collectives["c10d._reduce_scatter_base_"] // found.collectives["modules"]
         # Before and after attention, forward and backward and in the reference's forward pass.
         assert exchanges == 2 * 3 * LAYERS * passes
+    # Six steps move a weight by up to 6e-4: Adam magnifies what rounds differently.
+    assert_equal_exports(tmp_path, "model.safetensors")
+
+
+@pytest.mark.long
+async def test_ranks_train_the_same_adapters_as_one_and_reduce_them_once(tmp_path: Path) -> None:
+    together = await run(tmp_path, world_size=2, lora_rank=4)
+    alone = await run(tmp_path, world_size=1, lora_rank=4)
+    assert np.array(together.results) == pytest.approx(np.array(alone.results), abs=1e-6)
+    assert together.collectives.keys() <= FSDP | FIGURES | {"modules"}
+    # Frozen weights are gathered, and have no gradients.
+    assert "c10d._reduce_scatter_base_" not in together.collectives
+    for file in ("model.safetensors", "adapter_model.safetensors"):
+        assert_equal_exports(tmp_path, file)
+
+
+def assert_equal_exports(folder: Path, name: str) -> None:
     one, two = (
         {
             tensor.name: np.frombuffer(bytes(tensor.data), np.float32)
             for tensor in safetensors.decode(file.read_bytes(), where=str(file))
         }
-        for file in (tmp_path / f"export-{size}" / "model.safetensors" for size in (1, 2))
+        for file in (folder / f"export-{size}" / name for size in (1, 2))
     )
     assert one.keys() == two.keys()
-    for name, tensor in one.items():
-        # Six steps move a weight by up to 6e-4: Adam magnifies what rounds differently.
-        assert two[name] == pytest.approx(tensor, abs=1e-6)
+    for key, tensor in one.items():
+        assert two[key] == pytest.approx(tensor, abs=1e-6)

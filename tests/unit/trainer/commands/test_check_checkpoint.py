@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from etude.common.api.run.lora import Lora
 from etude.common.api.storage import Storage
 from etude.common.blobs import Store, open_store
 from etude.common.checkpoints import manifest as checkpoints_manifest
@@ -42,14 +43,15 @@ STATE = ControllerState(
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    """A checkpoint of one step of the tiny model, opened at its prefix."""
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A checkpoint of one step of the tiny model, at its prefix; adapters are a parameter."""
     learner = Learner(
         LearnerConfig(
             run="uid",
             holder="test",
             model_folder=TINY,
             storage=Storage(uri=f"file://{tmp_path}/run"),
+            lora=getattr(request, "param", None),
         )
     )
     learner.start_phase(SFT, 0)
@@ -83,6 +85,9 @@ def tiny() -> Store:
     return open_store(f"file://{TINY}")
 
 
+@pytest.mark.parametrize(
+    "store", [None, Lora(rank=2)], indirect=True, ids=["all weights", "adapters"]
+)
 def test_what_a_learner_saved_can_be_loaded(store: Store) -> None:
     check_checkpoint.load(store, registered(store), model=tiny())
     check_checkpoint.load(store, registered(store), model=None)

@@ -10,6 +10,7 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from etude.common import weights
+from etude.common.api.run.lora import Lora
 from etude.common.api.run.weights import Weights
 from etude.common.api.storage import Storage
 from etude.common.blobs import Store, open_store
@@ -40,7 +41,13 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
-    def make(*, dtype: str = "BFloat16", model: Path = MODEL, **settings: Any) -> Learner:
+    def make(
+        *,
+        dtype: str = "BFloat16",
+        model: Path = MODEL,
+        lora: Lora | None = None,
+        **settings: Any,
+    ) -> Learner:
         torch.set_num_threads(1)
         return Learner(
             LearnerConfig(
@@ -49,6 +56,8 @@ def build(tmp_path: Path) -> Build:
                 model_folder=model,
                 storage=Storage(uri=f"file://{tmp_path}/run"),
                 weights=Weights.model_validate({"dtype": dtype, **settings}),
+                lora=lora,
+                base_uri="hf://Lab/Tiny@v1",
             )
         )
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from etude.common.api.run.lora import Lora
 from etude.common.api.run.weights import Weights
 from etude.common.api.storage import Storage
 from etude.common.blobs import Store, open_store
-from etude.common.errors import CorruptError, WrongStateError
+from etude.common.errors import CorruptError, UserError, WrongStateError
 from etude.common.weights.tensors import safetensors
 from etude.trainer.learner.batches import PolicyBatch, PolicySequence, SupervisedSequence
 from etude.trainer.learner.config import LearnerConfig
@@ -35,6 +36,8 @@ RL = {
     "tasks": [{"name": "train", "uri": "file:///tasks", "environment": "repos"}],
     "algorithm": {"parameters": {"lossScale": 8, "klCoefficient": 0.1}},
 }
+
+LORA = Lora(rank=4)
 
 Build = Callable[..., Learner]
 
@@ -83,14 +86,15 @@ def rollouts(seed: int) -> PolicyBatch:
     )
 
 
-def test_a_restored_supervised_phase_goes_on_bit_for_bit(build: Build) -> None:
-    one = build()
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
+def test_a_restored_supervised_phase_goes_on_bit_for_bit(build: Build, lora: Lora | None) -> None:
+    one = build(lora=lora)
     one.start_phase(SFT, 0)
     for seed in range(4):
         one.supervised_step(texts(seed))
     one.save("checkpoints/4/learner")
     expected = [one.supervised_step(texts(seed)) for seed in (4, 5)]
-    other = build(seed=99)
+    other = build(seed=99, lora=lora)
     assert other.restore("checkpoints/4/learner") == ("sft", 4)
     found = [other.supervised_step(texts(seed)) for seed in (4, 5)]
     for ours, theirs in zip(found, expected, strict=True):
@@ -102,19 +106,33 @@ def test_a_restored_supervised_phase_goes_on_bit_for_bit(build: Build) -> None:
         )
 
 
-def test_a_restored_policy_phase_keeps_its_reference(build: Build) -> None:
-    one = build()
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
+def test_a_restored_policy_phase_keeps_its_reference(build: Build, lora: Lora | None) -> None:
+    one = build(lora=lora)
     one.start_phase(RL, 0)
     one.policy_step(rollouts(0))
     one.save("checkpoints/1/learner")
     expected = one.policy_step(rollouts(1))
-    other = build()
+    other = build(lora=lora)
     other.restore("checkpoints/1/learner")
     # The controller may announce the phase again, say with more steps: nothing starts afresh.
     other.start_phase({**RL, "maxSteps": 80}, 1)
     found = other.policy_step(rollouts(1))
     assert found.weight_digest == expected.weight_digest
     assert found.extra["reference_kl"] == expected.extra["reference_kl"] != 0
+
+
+def test_other_adapters_than_those_of_the_checkpoint_are_refused(build: Build) -> None:
+    one = build(lora=LORA)
+    one.start_phase(SFT, 0)
+    one.save("checkpoints/0/learner")
+    for lora, now in ((None, "the run no adapters"), (Lora(rank=8), "'rank': 8")):
+        other = build(lora=lora)
+        before = other.digest()
+        with pytest.raises(UserError, match=r"the checkpoint has adapters .*'rank': 4") as caught:
+            other.restore("checkpoints/0/learner")
+        assert now in caught.value.problem.what
+        assert other.digest() == before
 
 
 def test_a_divergence_from_weights_that_were_not_kept_is_refused(build: Build) -> None:

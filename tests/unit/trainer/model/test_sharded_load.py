@@ -145,6 +145,7 @@ def test_a_frozen_copy_is_sharded_alike_and_reads_nothing(tmp_path: Path) -> Non
     with rank_of(1, replicate=1, shard=3) as ranks:
         policy = load_policy(tmp_path, seed=0, ranks=ranks)
         copy = copy_frozen(policy, ranks)
+        assert isinstance(copy, Policy)
         assert_shards(copy, whole)
         assert not any(p.requires_grad for p in copy.parameters())
         with torch.no_grad():

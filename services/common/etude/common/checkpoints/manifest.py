@@ -3,6 +3,7 @@
 checkpoints/<step:012d>/<epoch:06d>/learner/…        state of the learner
 checkpoints/<step:012d>/<epoch:06d>/controller.json  state of the controller at the same step
 checkpoints/<step:012d>/model/…                      Hugging Face folder, at the end of a phase
+checkpoints/<step:012d>/adapter/…                    PEFT folder with it, of a run of adapters
 checkpoints/<step:012d>/manifest.json                written last: without it there is no checkpoint
 
 A run that was rolled back to an older checkpoint saves under <step:012d>-<branch:03d>/ from then

@@ -77,15 +77,16 @@ def _check_learner(store: Store, prefix: str, model: Path | None) -> None:
     import torch  # noqa: PLC0415
 
     from etude.trainer.learner import checkpoint  # noqa: PLC0415
-    from etude.trainer.learner.phase import PhaseManager  # noqa: PLC0415
+    from etude.trainer.learner.phase import PhaseManager, read_lora  # noqa: PLC0415
     from etude.trainer.model.fsdp import RankGroup  # noqa: PLC0415
     from etude.trainer.model.policy import load_policy  # noqa: PLC0415
 
+    state = checkpoint.read_state(store, prefix).state
     if model is None:
-        checkpoint.read_state(store, prefix)
         return
     alone = RankGroup(rank=0, size=1, device=torch.device("cpu"))
-    PhaseManager(load_policy(model, seed=0), alone).restore(store, prefix)
+    policy = load_policy(model, seed=0, lora=read_lora(state))
+    PhaseManager(policy, alone).restore(store, prefix)
 
 
 def _config(store: Store, manifest: CheckpointManifest, model: Store | None) -> bytes | None:

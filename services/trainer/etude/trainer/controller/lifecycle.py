@@ -145,6 +145,8 @@ def _learner_configs(
             packing=trainer.packing,
             activation_checkpointing=trainer.activation_checkpointing,
             compile_blocks=trainer.compile_blocks,
+            lora=trainer.lora,
+            base_uri=spec.model.folder,
             threads=trainer.threads_per_rank,
             rank=rank,
             world_size=trainer.learner_ranks,

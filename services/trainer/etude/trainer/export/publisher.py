@@ -103,7 +103,8 @@ class Publisher(StepObserver):
 
     @override
     def wants(self, name: str) -> bool:
-        return self._tracker.wants(name.removeprefix(_PREFIX))
+        # Adapters are no part of a version: the weights that they are merged with are.
+        return name.startswith(_PREFIX) and self._tracker.wants(name.removeprefix(_PREFIX))
 
     @override
     @contextmanager

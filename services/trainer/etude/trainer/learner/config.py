@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from etude.common.api.run.lora import Lora
 from etude.common.api.run.weights import Weights
 from etude.common.api.storage import Storage
 from etude.common.blobs import Store
@@ -38,6 +39,10 @@ class LearnerConfig:
     """None, Blocks or Selective."""
     compile_blocks: bool = False
     """Compile each block on its first pass."""
+    lora: Lora | None = None
+    """Adapters that are trained instead of all weights."""
+    base_uri: str = ""
+    """URI of the run's model, named in the export of adapters."""
     threads: int = 1
     """CPU threads of this rank; one makes every step repeatable bit for bit."""
     rank: int = 0

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from etude.common import weights
 from etude.common.api.run.phases import Phase
 from etude.common.blobs import ObjectInfo, open_store
 from etude.common.errors import WrongStateError
 from etude.common.weights import VersionId
-from etude.trainer.export import hf_folder
+from etude.trainer.export import hf_folder, peft_folder
 from etude.trainer.export.publisher import Publisher
 from etude.trainer.export.receipts import NonFiniteWeightsError, PublishBase, RankReceipt
 from etude.trainer.learner import rows
@@ -64,7 +64,11 @@ class Learner:
             context=config.context,
         )
         self.policy = load_policy(
-            config.model_folder, seed=config.seed, ranks=self._ranks, weights=config.open_weights()
+            config.model_folder,
+            seed=config.seed,
+            ranks=self._ranks,
+            weights=config.open_weights(),
+            lora=config.lora,
         )
         self._packing = build_packing(config, self.policy.model, device=self._ranks.device)
         mode = activation_checkpointing.Checkpointing(config.activation_checkpointing)
@@ -253,6 +257,17 @@ class Learner:
             source=self._config.model_folder,
         )
 
+    def export_adapter(self, prefix: str) -> list[ObjectInfo]:
+        """Write the adapters, if there are any, below prefix for PEFT; rank 0 lists the objects.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        base_uri = self._config.base_uri
+        return peft_folder.write_peft_folder(
+            self._store, prefix, policy=self.policy, ranks=self._ranks, base_uri=base_uri
+        )
+
     def save(self, prefix: str) -> list[ObjectInfo]:
         """Write the complete state below prefix; rank 0 lists the objects.
 
@@ -319,7 +334,7 @@ class Learner:
         )
 
 
-def _reference_scorer(reference: Policy) -> Reference:
+def _reference_scorer(reference: nn.Module) -> Reference:
     def logprobs(microbatch: Microbatch) -> Tensor:
         with torch.no_grad():
             scores = reference(
@@ -349,6 +364,7 @@ def accumulate_gradients(
     for loss in microbatch_losses(policy, rows, objective, ranks=ranks, packing=packing):
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         total += loss.detach().cpu()
+    ranks.add_gradients(policy.adapters.parameters())
     return float(ranks.total(total))
 
 

@@ -13,6 +13,7 @@ from etude.common.api.run.phases import Phase
 from etude.trainer.learner.adamw import MOMENTS, AdamW
 from etude.trainer.learner.batches import NonFiniteLossError
 from etude.trainer.learner.learning_rate import learning_rate
+from etude.trainer.model.lora import merge_update
 from etude.trainer.model.parameters import StepObserver, gather_full, parameters_by_name
 from etude.trainer.model.policy import Policy
 
@@ -35,9 +36,12 @@ class Optimiser:
 
     def __init__(self, policy: Policy, phase: Phase, *, steps: StepObserver | None = None) -> None:
         """Begin a phase."""
-        self._parameters = parameters_by_name(policy)
+        self._parameters = {
+            name: p for name, p in parameters_by_name(policy).items() if p.requires_grad
+        }
         self._adamw = AdamW(self._parameters, moments=_MOMENTS[phase.optimizer.moments])
         self._steps = steps
+        self._policy = policy
         self._num_skipped = 0
         """Batches in a row that were left out."""
         self.update_settings(phase)
@@ -79,7 +83,8 @@ class Optimiser:
             for parameter in self._parameters.values():
                 if parameter.grad is not None:
                     parameter.grad.mul_(self._clip / norm)
-        self._step_all(rate)
+        with merge_update(self._policy, self._steps):
+            self._step_all(rate)
         return Update(norm, rate)
 
     def _skip(self, problem: str) -> None:

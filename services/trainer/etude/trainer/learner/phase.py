@@ -1,16 +1,18 @@
 """Training phases in the learner: begin, save and restore."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from pydantic import ValidationError
-from torch import Tensor
+from pydantic import JsonValue, ValidationError
+from torch import Tensor, nn
 
 from etude.common.api.meta import Model
+from etude.common.api.run.lora import Lora
 from etude.common.api.run.phases import AsyncLimits, Phase, RolloutPolicy
 from etude.common.blobs import ObjectInfo, Store
-from etude.common.errors import CorruptError, WrongStateError
+from etude.common.errors import CorruptError, Problem, UserError, WrongStateError
 from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.algorithms.registry import build_algorithm
 from etude.trainer.export import hf_folder
@@ -38,6 +40,14 @@ class _SavedPhase(Model):
     has_reference: bool
     is_published: bool = False
     """True if these weights, or earlier ones of the same run, were published as a version."""
+    lora: Lora | None = None
+    """Settings of the adapters that are among the tensors."""
+
+
+def read_lora(state: Mapping[str, JsonValue]) -> Lora | None:
+    """Settings of the adapters of a saved state; None if it has none."""
+    lora = state.get("lora")
+    return None if lora is None else Lora.model_validate(lora)
 
 
 @dataclass(slots=True)
@@ -49,7 +59,7 @@ class PhaseState:
     """Steps done."""
     optimiser: Optimiser
     algorithm: AlgorithmSteps | None
-    reference: Policy | None = None
+    reference: nn.Module | None = None
     """The weights at the start of the phase, if there is a KL penalty."""
 
 
@@ -58,6 +68,27 @@ class RestoredPhase(NamedTuple):
 
     state: PhaseState
     is_published: bool
+
+
+class AdaptersChangedError(UserError):
+    """The run has other adapters than the state that it is to go on from."""
+
+    reason = "InvalidSpec"
+
+    def __init__(self, saved: Lora | None, given: Lora | None) -> None:
+        before, now = (
+            "no adapters" if each is None else f"adapters with {each.to_json()}"
+            for each in (saved, given)
+        )
+        super().__init__(
+            Problem(
+                reason=self.reason,
+                what=f"the checkpoint has {before}, the run {now}",
+                where="roles.trainer.lora",
+                fix="restore the earlier value, or start a run from the checkpoint's model with"
+                " spec.model.checkpointRef",
+            )
+        )
 
 
 class PhaseManager:
@@ -123,6 +154,7 @@ class PhaseManager:
             updates=state.optimiser.updates,
             has_reference=state.reference is not None,
             is_published=is_published,
+            lora=self._policy.lora,
         )
         return checkpoint.write_state(
             store,
@@ -135,6 +167,7 @@ class PhaseManager:
         """Restore a saved state; nothing changes unless all of it is valid.
 
         Raises:
+            AdaptersChangedError: the policy has other adapters.
             CorruptError: an object is missing, damaged or of another model; it is named.
         """
         where = f"{store.url}/{prefix}"
@@ -143,6 +176,8 @@ class PhaseManager:
             about = _SavedPhase.model_validate(saved.state)
         except ValidationError as cause:
             raise CorruptError(f"{where}: {cause}") from cause
+        if about.lora != self._policy.lora:
+            raise AdaptersChangedError(about.lora, self._policy.lora)
         state = PhaseState(
             about.phase,
             about.step,

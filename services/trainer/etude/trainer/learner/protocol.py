@@ -57,5 +57,8 @@ class Learners(Protocol):
         """Restore the state that was saved at the prefix."""
 
     async def export(self, prefix: str) -> list[CheckpointObject]:
-        """Write <prefix>model/ as a Hugging Face folder; keys are relative to the prefix."""
+        """Write <prefix>model/ as a Hugging Face folder; keys are relative to the prefix.
+
+        Of a run that trains adapters, <prefix>adapter/ is written too, as a PEFT folder.
+        """
         ...

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 LEARNER = "learner"
 MODEL = "model"
+ADAPTER = "adapter"
 
 
 class LearnerRank:
@@ -138,7 +139,9 @@ class LearnerRank:
         return self._describe_objects(prefix, self._learner.save(prefix + LEARNER))
 
     def export(self, prefix: str) -> list[CheckpointObject]:
-        return self._describe_objects(prefix, self._learner.export(prefix + MODEL))
+        written = self._learner.export(prefix + MODEL)
+        written += self._learner.export_adapter(prefix + ADAPTER)
+        return self._describe_objects(prefix, written)
 
     def _describe_objects(self, prefix: str, written: list[ObjectInfo]) -> list[CheckpointObject]:
         # Digests of what the store holds, not of what was meant: a bad write is found here.

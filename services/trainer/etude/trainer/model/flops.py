@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 _PASSES = 3
-"""One forward, and a backward of twice the cost."""
+"""One forward, and a backward of twice the cost: for activations, and for weights if trained."""
 _PEAKS = {
     "H100 PCIe": 756e12,
     "H100": 989e12,
@@ -50,7 +50,9 @@ def sequence_cost(model: PreTrainedModel) -> SequenceCost:
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     # Query times key, and weights times value: 2 * l * l * size a head each, half of it causal.
     attention = 2 * heads * size * config.num_hidden_layers
-    return SequenceCost(_PASSES * 2 * _active_parameters(model), _PASSES * attention)
+    is_frozen = not any(parameter.requires_grad for parameter in model.parameters())
+    passes = _PASSES - 1 if is_frozen else _PASSES
+    return SequenceCost(passes * 2 * _active_parameters(model), _PASSES * attention)
 
 
 def peak_operations(device: torch.device) -> float | None:

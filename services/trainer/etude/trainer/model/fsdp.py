@@ -1,6 +1,7 @@
 """FSDP2: learner ranks that share one set of weights, and their collectives."""
 
 import datetime
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -46,15 +47,19 @@ class RankGroup:
     def shard(self, policy: nn.Module) -> None:
         """Shard the parameters of a policy over the mesh, block by block (FSDP2).
 
-        Parameters without memory stay so.
+        Parameters without memory stay so. Adapters are not sharded.
         """
         if self.mesh is None:
             return
+        complete = set(policy.get_submodule("adapters").parameters())
         names = set(getattr(policy.get_submodule("model"), "_no_split_modules", None) or ())
         blocks = [module for module in policy.modules() if type(module).__name__ in names]
         for module in (*blocks, policy):
             fully_shard(
-                module, mesh=sharding_mesh(self.mesh), mp_policy=mixed_precision(self.device)
+                module,
+                mesh=sharding_mesh(self.mesh),
+                mp_policy=mixed_precision(self.device),
+                ignored_params=complete,
             )
         for module in policy.modules():
             if isinstance(module, FSDPModule):
@@ -62,6 +67,18 @@ class RankGroup:
                 module.set_gradient_divide_factor(1.0)
                 # Else a factor of 1 becomes a multiplication in the collective, which gloo lacks.
                 module.set_force_sum_reduction_for_comms(True)
+
+    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Add up the gradients of parameters that every rank has complete, in one message."""
+        given = list(parameters)
+        if self.size == 1 or not given:
+            return
+        own = [torch.zeros_like(p) if p.grad is None else p.grad for p in given]
+        total = torch.cat([gradient.reshape(-1) for gradient in own])
+        dist.all_reduce(total)
+        parts = torch.split(total, [p.numel() for p in given])
+        for parameter, part in zip(given, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
 
     def total(self, values: Tensor) -> Tensor:
         """Sum over all ranks, elementwise."""

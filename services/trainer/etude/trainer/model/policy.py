@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from typing_extensions import override
 
+from etude.common.api.run.lora import Lora
 from etude.common.blobs import Store, open_store
 from etude.common.errors import CorruptError, Problem, UserError, WrongStateError
 from etude.trainer.model import packed_attention
 from etude.trainer.model.context_parallel import UNDIVIDED, ContextGroup
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.logit_probe import backbone, find_logit_transform
+from etude.trainer.model.lora import EarlierPolicy, create_adapters, reset_adapters
 from etude.trainer.model.output_head import UNCHANGED, LogitTransform, TokenScores, score_tokens
 from etude.trainer.model.parameters import local_shard
 from etude.trainer.model.sharded_load import (
@@ -59,6 +61,7 @@ class Policy(nn.Module):
         model: PreTrainedModel,
         transform: LogitTransform = UNCHANGED,
         context: ContextGroup = UNDIVIDED,
+        lora: Lora | None = None,
     ) -> None:
         """Wrap a model.
 
@@ -66,6 +69,7 @@ class Policy(nn.Module):
             model: of transformers.
             transform: of its logits.
             context: ranks that share packed rows.
+            lora: adapters that are trained instead of the model's weights.
         """
         super().__init__()
         self.model = model
@@ -74,6 +78,9 @@ class Policy(nn.Module):
         if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
             # The attention of torch leaves the cap out; ours has it, for padded rows, too.
             model.set_attn_implementation(packed_attention.IMPLEMENTATION)
+        self.lora = lora
+        self.adapters = create_adapters(model, lora)
+        """Of the model's layers; if there are any, they alone are trained."""
 
     @property
     def config(self) -> PretrainedConfig:
@@ -140,7 +147,12 @@ class Policy(nn.Module):
 
 
 def load_policy(
-    folder: Path, *, seed: int, ranks: RankGroup | None = None, weights: Store | None = None
+    folder: Path,
+    *,
+    seed: int,
+    ranks: RankGroup | None = None,
+    weights: Store | None = None,
+    lora: Lora | None = None,
 ) -> Policy:
     """Load the model of a Hugging Face folder in fp32; without weight files, draw it at random.
 
@@ -149,13 +161,15 @@ def load_policy(
 
     Args:
         folder: local, with config.json.
-        seed: of weights that are drawn.
+        seed: of weights and adapters that are drawn.
         ranks: that share the weights; one alone on the CPU unless given.
         weights: store with the weight files; the folder unless given.
+        lora: adapters that are trained instead of the weights.
 
     Raises:
         InvalidModelError: the folder holds no model, or one of an unsupported kind.
         StoreError: the store failed.
+        UserError: the model has not the layers that adapters are to change.
     """
     config = _read_config(folder)
     ranks = ranks or RankGroup(rank=0, size=1, device=torch.device("cpu"))
@@ -167,11 +181,11 @@ def load_policy(
         transform = find_logit_transform(config)
     except ValueError as cause:
         raise InvalidModelError(folder, str(cause)) from cause
-    wrap = partial(Policy, transform=transform, context=ranks.context)
+    wrap = partial(Policy, transform=transform, context=ranks.context, lora=lora)
     try:
         stored = find_weights(store)
         if stored is None:
-            return _shard_complete(wrap(_draw_model(config, seed=seed).eval()), ranks)
+            return _shard_complete(wrap(_draw_model(config, seed=seed).eval()), ranks, seed=seed)
         # Without dropout: trainer and sampler must say the same.
         policy = wrap(build_blank_model(config).eval())
         try:
@@ -180,18 +194,24 @@ def load_policy(
             if weights is not None:
                 raise InvalidModelError(folder, str(error)) from error
             log.warning("every rank loads the complete model: %s", error)
-            return _shard_complete(wrap(_load_complete(folder, config).eval()), ranks)
+            return _shard_complete(wrap(_load_complete(folder, config).eval()), ranks, seed=seed)
         ranks.shard(policy)
         allocate(policy, ranks.device)
         fill(policy.model, plan, store)
         restore_buffers(policy.model)
+        reset_adapters(policy.adapters, seed=seed)
     except (OSError, ValueError, RuntimeError, KeyError, CorruptError) as cause:
         raise InvalidModelError(folder, f"the model cannot be loaded: {cause}") from cause
     return policy
 
 
-def copy_frozen(policy: Policy, ranks: RankGroup) -> Policy:
-    """Copy a policy without gradients, sharded alike: each rank copies its own shards."""
+def copy_frozen(policy: Policy, ranks: RankGroup) -> nn.Module:
+    """Copy a policy without gradients, sharded alike: each rank copies its own shards.
+
+    Of one with adapters only these are copied, as the weights follow from them.
+    """
+    if policy.lora is not None:
+        return EarlierPolicy(policy)
     copy = Policy(build_blank_model(policy.config).eval(), policy.transform, policy.context)
     ranks.shard(copy)
     allocate(copy, ranks.device)
@@ -203,9 +223,10 @@ def copy_frozen(policy: Policy, ranks: RankGroup) -> Policy:
     return copy.requires_grad_(requires_grad=False)
 
 
-def _shard_complete(policy: Policy, ranks: RankGroup) -> Policy:
+def _shard_complete(policy: Policy, ranks: RankGroup, *, seed: int) -> Policy:
     ranks.shard(policy)
     policy.to(ranks.device)
+    reset_adapters(policy.adapters, seed=seed)
     return policy
 
 

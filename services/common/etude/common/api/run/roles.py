@@ -19,6 +19,7 @@ from etude.common.api.meta import (
 from etude.common.api.pool.placement import Toleration
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.common.api.run.http_gateway import PolicyGateway
+from etude.common.api.run.lora import Lora
 from etude.common.api.run.pod_template import PodTemplate, ResourceClaim
 
 DEFAULT_GRACE_S = 60
@@ -133,6 +134,9 @@ class TrainerRole(RoleSpec):
     Selective all but the results of attention."""
     compile_blocks: bool = False
     """Compile each block of the model on its first pass (torch.compile)."""
+    lora: Lora | None = None
+    """Train low-rank adapters and keep all other weights as they are; all weights are trained
+    unless given."""
 
 
 class EngineScaling(Model):
