@@ -25,7 +25,7 @@ SERVED = {"gcs-server": GCS_PORT, "metrics": METRICS_PORT}
 """Of the head, by KubeRay's names: it makes a Service of all ports that the head names, and gives
 metrics the port of our probes if none has that name; Kubernetes refuses a Service with one port
 twice, and no pod is made without it."""
-START = "ray start --disable-usage-stats --include-dashboard=false"
+START = "ray start --disable-usage-stats"
 PORTS = (
     f"--node-manager-port={NODE_PORT} --object-manager-port={OBJECTS_PORT}"
     f" --metrics-export-port={METRICS_PORT}"
@@ -72,7 +72,9 @@ def _head_template(part: ReplicatedRole, gpus: int) -> Manifest:
     template["spec"] |= {"hostname": names.pod(part.service, 0), "subdomain": part.service}
     container = _container(template, part.role)
     ours = " ".join(container["command"])
-    start = f"{START} {PORTS} --head --port={GCS_PORT} --num-cpus=1 --num-gpus={gpus}"
+    # Ray refuses the dashboard's option on workers.
+    head = f"--head --include-dashboard=false --port={GCS_PORT}"
+    start = f"{START} {PORTS} {head} --num-cpus=1 --num-gpus={gpus}"
     container["command"] = ["/bin/sh", "-c", f"{start} && exec {ours}"]
     given = container.get("ports", [])
     taken = {port.get("name") for port in given}
