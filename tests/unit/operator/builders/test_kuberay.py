@@ -36,7 +36,7 @@ def children_of(body: Manifest, platform: Platform) -> dict[tuple[str, str], Man
 
 @pytest.mark.parametrize(
     ("ranks", "gpus", "workers"),
-    [(1, 0, 0), (4, 0, 0), (8, 8, 0), (9, 8, 1), (16, 8, 1), (3, 1, 2)],
+    [(1, 0, 0), (4, 0, 0), (8, 8, 0), (16, 8, 1), (3, 1, 2)],
 )
 def test_there_are_as_many_workers_as_the_ranks_need_beside_the_head(
     ranks: int, gpus: int, workers: int, run_body: Any, platform: Platform
@@ -65,6 +65,23 @@ def test_pods_of_a_ray_cluster_are_valid_and_ask_for_what_the_trainer_asks_for(
     assert head["spec"]["containers"][0]["command"][-1].endswith("&& exec etude-trainer")
     assert "RAY_ADDRESS" in {each["name"] for each in head["spec"]["containers"][0]["env"]}
     assert "startupProbe" not in worker["spec"]["containers"][0]
+
+
+def test_settings_of_the_network_and_the_topology_are_on_every_pod_of_the_trainer(
+    run_body: Any, platform: Platform
+) -> None:
+    interface = {"name": "NCCL_SOCKET_IFNAME", "value": "eth0"}
+    body = with_trainer(run_body, learnerRanks=16, gpusPerReplica=8, env=[interface])
+    body["spec"]["scheduling"]["topology"] = {"required": "example.com/rack"}
+    spec = children_of(body, platform)["RayCluster", "demo"]["spec"]
+    groups = (spec["headGroupSpec"], *spec["workerGroupSpecs"])
+    assert len(groups) == 2
+    for pod in (group["template"]["spec"] for group in groups):
+        # Ray's processes inherit the environment of `ray start`, which is the container's.
+        assert interface in pod["containers"][0]["env"]
+        (term,) = pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert term["topologyKey"] == "example.com/rack"
+        assert term["labelSelector"]["matchLabels"]["etude.dev/role"] == "trainer"
 
 
 def test_kuberay_can_make_its_service_of_the_heads_ports(run_body: Any, platform: Platform) -> None:

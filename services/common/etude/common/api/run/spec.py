@@ -225,6 +225,25 @@ class RLRunSpec(Model):
             field_path=".weights.advanced.codec",
         ),
         Rule(
+            cel="self.roles.trainer.gpusPerReplica == 0"
+            " || (self.scheduling.workload == 'RayCluster'"
+            " ? self.roles.trainer.learnerRanks % self.roles.trainer.gpusPerReplica == 0"
+            " : self.roles.trainer.learnerRanks == self.roles.trainer.gpusPerReplica)",
+            holds=lambda s: (
+                s.roles.trainer.gpus_per_replica == 0
+                or (
+                    s.roles.trainer.learner_ranks % s.roles.trainer.gpus_per_replica == 0
+                    if s.scheduling.kind == "RayCluster"
+                    else s.roles.trainer.learner_ranks == s.roles.trainer.gpus_per_replica
+                )
+            ),
+            message="each GPU of the trainer has one learner rank: learnerRanks must be"
+            " gpusPerReplica, or with scheduling.workload RayCluster a multiple of it",
+            fix="set learnerRanks to gpusPerReplica; for ranks of several pods set"
+            " scheduling.workload: RayCluster",
+            field_path=".roles.trainer.learnerRanks",
+        ),
+        Rule(
             cel="self.phases.all(p, !has(p.gate) || (has(self.evaluation)"
             " && self.evaluation.exists(e, e.name == p.gate.evaluation && e.phase == p.name"
             " && (p.gate.metric == 'Success' || e.greedy != 'Never'))))",
