@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ START_S = 120
 
 
 @pytest.fixture
-def learners(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ray_backend.RayLearners]:
+async def learners(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> AsyncIterator[ray_backend.RayLearners]:
     """Two ranks behind the real door, whose step lasts until an upload ended."""
 
     class Rank:  # a local class travels to the actor by its code
@@ -58,11 +60,10 @@ def learners(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ray_ba
             storage=Storage(uri=f"file://{tmp_path}/run"),
             rank=rank,
             world_size=2,
-            rendezvous="file:///nowhere",
         )
         for rank in range(2)
     ]
-    yield ray_backend.create_learners(configs, gpus_per_rank=0)
+    yield ray_backend.create_learners(configs, gpus_per_node=0)
     ray_backend.stop_ray()
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from socket import gethostname
 from tempfile import TemporaryDirectory, gettempdir
 
 from blake3 import blake3
@@ -80,11 +81,13 @@ def find_model_folder(folder: Path, uri: str, storage: StoreAccess) -> Path:
         storage: access to the store.
 
     Raises:
-        UserError: the URI holds no files.
+        UserError: the URI holds no files, or the shared folder is not on this host.
         CorruptError: an object's key would leave the folder.
     """
-    if folder.exists() or not uri:
+    if folder.exists():
         return folder
+    if not uri:
+        raise UserError(_not_shared(folder))
     return local_folder(uri, Path(gettempdir()) / "etude", storage, leave_out=WEIGHT_SUFFIXES)
 
 
@@ -124,6 +127,16 @@ def _download_object(store: Store, info: ObjectInfo, path: Path) -> None:
     with path.open("wb") as file:
         for start in range(0, info.size, RANGE_BYTES):
             file.write(store.get_range(info.key, start, min(RANGE_BYTES, info.size - start)))
+
+
+def _not_shared(folder: Path) -> Problem:
+    return Problem(
+        reason="InvalidSpec",
+        what=f"is not on host {gethostname()}, where a part of the trainer runs",
+        where=f"model.uri: {folder.as_uri()}",
+        fix="mount the folder on every node, or copy the model into an object store"
+        " (etude model import)",
+    )
 
 
 def _nothing_there(uri: str) -> Problem:

@@ -5,6 +5,7 @@ import logging
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -20,8 +21,10 @@ from etude.trainer.compactor.report import CompactorClient, CompactorReport
 from etude.trainer.export.receipts import PublishBase, RankReceipt
 from etude.trainer.learner.batches import PolicyBatch, StepResult
 from etude.trainer.learner.config import LearnerConfig
-from etude.trainer.learner.protocol import LearnerLostError, Learners
+from etude.trainer.learner.protocol import Learners
 from etude.trainer.learner.rank import LearnerRank
+from etude.trainer.rank_placement import RankPlace, place_ranks
+from etude.trainer.ray_calls import gather_answers, unwrap_ray_error
 from etude.trainer.rollouts.protocol import (
     GroupRequest,
     GroupResult,
@@ -51,14 +54,24 @@ Actor = Any
 """Ray's handles have no static type."""
 
 
-def start_ray(address: str | None) -> None:
+def start_ray(address: str | None, env: Mapping[str, str] = MappingProxyType({})) -> None:
     """Join a Ray cluster, or start one on this machine for this run alone.
+
+    Args:
+        address: of the cluster to join.
+        env: variables for this run's actors; those of a Ray that starts here have the
+            environment of this process anyway.
 
     Raises:
         Exception: Ray's own, after the last attempt.
     """
     if address is not None:
-        ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
+        ray.init(
+            address=address,
+            log_to_driver=True,
+            logging_level=logging.WARNING,
+            runtime_env={"env_vars": dict(env)},
+        )
         return
     for left in reversed(range(START_ATTEMPTS)):
         try:
@@ -105,36 +118,57 @@ def find_rendezvous(address: str) -> str:
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
-def unwrap_ray_error(error: BaseException) -> BaseException:
-    """Unwrap the error that an actor raised; Ray puts the traceback into its message."""
-    cause = error.cause if isinstance(error, RayTaskError) else None
-    return cause if isinstance(cause, BaseException) else error
-
-
 def stop_ray() -> None:
     """End every actor, and the cluster if it is local."""
     ray.shutdown()
 
 
-def create_learners(configs: Sequence[LearnerConfig], *, gpus_per_rank: int) -> "RayLearners":
-    """Start one actor per rank. A rank that dies ends the run's process, which then resumes."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {"num_cpus": 0, "num_gpus": gpus_per_rank, "max_restarts": 0}
+def create_learners(configs: Sequence[LearnerConfig], *, gpus_per_node: int) -> "RayLearners":
+    """Start one actor per rank. A rank that dies ends the run's process, which then resumes.
+
+    Args:
+        configs: of the ranks, in order; ranks that need a rendezvous get it here.
+        gpus_per_node: GPUs of each node for ranks, one for each; 0 has all ranks on this node.
+    """
+    starting = asyncio.create_task(_start_learners(configs, gpus_per_node), name="learner-ranks")
+    return RayLearners(starting)
+
+
+async def _start_learners(configs: Sequence[LearnerConfig], gpus_per_node: int) -> list[Actor]:
+    """Place the ranks, start them, and wait until all have loaded."""
+    places = await place_ranks(
+        ranks=len(configs),
+        group_size=len(configs) // configs[0].replicas,
+        gpus_per_node=gpus_per_node,
+    )
+    if len(configs) > 1:
+        rendezvous = await _open_rendezvous(places[0])
+        configs = [replace(config, rendezvous=rendezvous) for config in configs]
+    options = {"num_cpus": 0, "num_gpus": min(1, gpus_per_node), "max_restarts": 0}
     # Uploads have a thread of their own; everything else stays on one, in the order of the calls.
     actor = ray.remote(concurrency_groups={UPLOADS: 1})(LearnerRank)
     ranks = [
-        actor.options(**options, scheduling_strategy="DEFAULT" if config.rank else here).remote(
-            config
-        )
-        for config in configs
+        actor.options(**options, scheduling_strategy=place.strategy).remote(config)
+        for place, config in zip(places, configs, strict=True)
     ]
-    return RayLearners(ranks, [rank.load.remote() for rank in ranks])
+    await gather_answers([rank.load.remote() for rank in ranks], what="load")
+    return ranks
+
+
+async def _open_rendezvous(first: RankPlace) -> str:
+    """Address at which the ranks meet: a free port of the node that runs rank 0."""
+    if first.node == ray.get_runtime_context().get_node_id():
+        return free_rendezvous()
+    there = NodeAffinitySchedulingStrategy(first.node, soft=False)
+    task = ray.remote(free_rendezvous).options(num_cpus=0, scheduling_strategy=there)
+    address: str = await task.remote()
+    return address
 
 
 def create_rollout_workers(config: WorkerConfig, *, workers: int) -> "RayRollouts":
-    """Start workers that share the load; Ray restarts one that dies."""
+    """Start workers that share the load, on all nodes; Ray restarts one that dies."""
     options = {"num_cpus": 0, "max_restarts": -1, "max_concurrency": 100_000}
-    actor = ray.remote(RolloutWorker).options(**options)
+    actor = ray.remote(RolloutWorker).options(**options, scheduling_strategy="SPREAD")
     return RayRollouts([_Worker(actor.remote(config)) for _ in range(workers)])
 
 
@@ -164,9 +198,8 @@ class RayCompactor(CompactorClient):
 class RayLearners(Learners):
     """All learner ranks. Each call goes to every rank; rank 0's answer is returned."""
 
-    ranks: list[Actor]
-    loading: list[Actor]
-    """References to the end of loading, which may raise a user's mistake."""
+    starting: "asyncio.Future[list[Actor]]"
+    """The actors, once they have loaded, which may raise a user's mistake."""
 
     async def _call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 - as Ray has it
         answers = await self._answers(method, *arguments)
@@ -175,20 +208,14 @@ class RayLearners(Learners):
     async def _answers(
         self, method: str, *arguments: object, group: str | None = None
     ) -> list[Any]:
+        # A call that is cancelled leaves the start to the next one.
+        ranks = await asyncio.shield(self.starting)
         # One copy in the object store, however many ranks read it.
         shared = [_put_shared(argument) for argument in arguments]
-        try:
-            await asyncio.gather(*self.loading)
-            methods = [getattr(rank, method) for rank in self.ranks]
-            if group is not None:
-                methods = [each.options(concurrency_group=group) for each in methods]
-            references = [each.remote(*shared) for each in methods]
-            return await asyncio.gather(*references)
-        except RayActorError as error:
-            reason = str(error).partition("\n")[0]
-            raise LearnerLostError(f"a learner rank died in {method}: {reason}") from error
-        except RayTaskError as error:
-            raise unwrap_ray_error(error) from error
+        methods = [getattr(rank, method) for rank in ranks]
+        if group is not None:
+            methods = [each.options(concurrency_group=group) for each in methods]
+        return await gather_answers([each.remote(*shared) for each in methods], what=method)
 
     @override
     async def start_phase(self, phase: Phase, step: int, data_cursor: str = "") -> None:
@@ -278,6 +305,9 @@ class RayRollouts(RolloutWorkers):
         try:
             result: GroupResult = await reference
         except RayActorError as error:
+            if error.actor_init_failed:  # Ray restarts no actor whose constructor failed
+                words = " ".join(str(error).split())
+                raise WorkerLostError(f"its rollout worker did not start: {words}") from error
             await self._await_restart(worker)
             raise WorkerLostError("its rollout worker died and was restarted") from error
         except asyncio.CancelledError:

@@ -7,9 +7,13 @@ import pytest
 from etude.common.api.run.roles import TrainerRole
 from etude.common.api.storage import Storage
 from etude.common.blobs import open_store
+from etude.common.errors import UserError
 from etude.common.stores import WEIGHT_SUFFIXES, find_model_folder, local_folder
+from etude.common.weights import VersionId
+from etude.common.weights.protocol.epochs import create_epoch
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.learner import Learner
+from etude.trainer.learner.rank import LearnerRank
 
 MODEL = Path(__file__).parents[3] / "data" / "tiny-model"
 
@@ -53,9 +57,11 @@ def test_the_axes_of_the_mesh_make_up_all_ranks(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"times mesh\.context must be learnerRanks"):
             TrainerRole.model_validate({"learnerRanks": 8, "mesh": other})
     with pytest.raises(ValueError, match="3 replicas of 4 ranks"):
-        config(tmp_path, world_size=4, replicas=3, rendezvous="tcp://host:1")
+        config(tmp_path, world_size=4, replicas=3)
     with pytest.raises(ValueError, match="4 context ranks of 4 ranks in 2 replicas"):
-        config(tmp_path, world_size=4, replicas=2, context=4, rendezvous="tcp://host:1")
+        config(tmp_path, world_size=4, replicas=2, context=4)
+    with pytest.raises(ValueError, match="2 ranks need a rendezvous"):
+        Learner(config(tmp_path, world_size=2))
 
 
 def test_ranks_share_packed_rows_and_no_padded_ones() -> None:
@@ -75,3 +81,17 @@ def test_another_host_fetches_the_tokenizer_from_the_store(
     found = find_model_folder(Path("/not/on/this/host"), storage.uri, storage)
     assert (found / "tokenizer.json").read_bytes() == b"{}"
     assert find_model_folder(MODEL, storage.uri, storage) == MODEL
+
+
+def test_a_folder_that_is_not_on_this_host_is_refused_by_its_name(tmp_path: Path) -> None:
+    storage = Storage(uri="s3://etude/run")
+    missing = r"(?s)model\.uri: file:///not/on/this/host  is not on host .*every node"
+    with pytest.raises(UserError, match=missing):
+        find_model_folder(Path("/not/on/this/host"), "", storage)
+    # A folder of the same name on another host: what the controller wrote is not there.
+    rank = LearnerRank(config(tmp_path))
+    rank.load()
+    with pytest.raises(UserError, match=r"storage\.uri: .* is another folder for learner rank 0"):
+        rank.encode(VersionId(1, 0), None)
+    create_epoch(open_store(f"file://{tmp_path}/run"), holder="test", parent=None, reason="start")
+    assert rank.encode(VersionId(1, 0), None).is_complete

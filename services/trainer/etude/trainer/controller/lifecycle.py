@@ -32,6 +32,7 @@ from etude.trainer.exit_codes import exit_code
 from etude.trainer.export.receipts import NonFiniteWeightsError
 from etude.trainer.learner.batches import NonFiniteLossError
 from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.ray_calls import unwrap_ray_error
 from etude.trainer.rollouts.protocol import WorkerConfig
 from etude.trainer.settings import Settings
 from etude.v1 import run_pb2, run_pb2_grpc
@@ -60,7 +61,7 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
         # Learners load their libraries while the controller takes over the run.
         learners = ray_backend.create_learners(
             _learner_configs(settings, resolved, inputs),
-            gpus_per_rank=min(1, resolved.spec.roles.trainer.gpus_per_replica),
+            gpus_per_node=resolved.spec.roles.trainer.gpus_per_replica,
         )
         opened = await asyncio.to_thread(
             open_run,
@@ -131,7 +132,6 @@ def _learner_configs(
     spec = resolved.spec
     trainer = spec.roles.trainer
     mesh = trainer.mesh
-    rendezvous = ray_backend.free_rendezvous() if trainer.learner_ranks > 1 else ""
     return [
         LearnerConfig(
             run=resolved.uid,
@@ -152,7 +152,6 @@ def _learner_configs(
             world_size=trainer.learner_ranks,
             replicas=1 if mesh is None else mesh.replicate,
             context=1 if mesh is None else mesh.context,
-            rendezvous=rendezvous,
         )
         for rank in range(trainer.learner_ranks)
     ]
@@ -257,7 +256,7 @@ async def _train(run: Run, inputs: Inputs, opened: OpenedRun) -> int:
     try:
         is_done = await train(run, inputs.task_sets, checkpoint=opened.checkpoint)
     except Exception as caught:  # noqa: BLE001 - the edge of the process
-        return report_failure(run.reporter, ray_backend.unwrap_ray_error(root_cause(caught)))
+        return report_failure(run.reporter, unwrap_ray_error(root_cause(caught)))
     if is_done:
         report_done(run.reporter)
     else:

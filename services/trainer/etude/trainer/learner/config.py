@@ -52,13 +52,12 @@ class LearnerConfig:
     context: int = 1
     """Ranks of one copy that share the tokens of each row."""
     rendezvous: str = ""
-    """Address for several ranks: tcp://host:port, or file:///path that does not exist yet."""
+    """Address for several ranks: tcp://host:port, or file:///path that does not exist yet; known
+    once rank 0 has a node."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank {self.rank} is outside [0, {self.world_size})")
-        if self.world_size > 1 and not self.rendezvous:
-            raise ValueError(f"{self.world_size} ranks need a rendezvous")
         if self.replicas < 1 or self.world_size % self.replicas:
             raise ValueError(f"{self.replicas} replicas of {self.world_size} ranks")
         if self.context < 1 or (self.world_size // self.replicas) % self.context:

@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from socket import gethostname
 from typing import TYPE_CHECKING
 
 from etude.agent.chat import DataFormat
 from etude.common.api.run.phases import Phase
-from etude.common.blobs import ObjectInfo
+from etude.common.blobs import ObjectInfo, Store
 from etude.common.checkpoints import manifest
 from etude.common.checkpoints.manifest import CheckpointObject
-from etude.common.errors import EtudeError, WrongStateError
+from etude.common.errors import EtudeError, Problem, UserError, WrongStateError
+from etude.common.store_urls import folder_of
 from etude.common.stores import find_model_folder, open_run_store
 from etude.common.weights import VersionId
+from etude.common.weights.protocol.epochs import epochs_of
 from etude.trainer.export.receipts import PublishBase, RankReceipt
 from etude.trainer.learner.batches import PolicyBatch, StepResult, SupervisedSequence
 from etude.trainer.learner.config import LearnerConfig
@@ -39,11 +42,10 @@ class LearnerRank:
     """One learner rank. Calls are collective, as the learner's are; load() comes first."""
 
     _learner: "Learner"
+    _store: Store
 
     def __init__(self, config: LearnerConfig) -> None:
-        folder = find_model_folder(config.model_folder, config.model_uri, config.storage)
-        self._config = replace(config, model_folder=folder)
-        self._store = open_run_store(config.storage.uri, config.storage)
+        self._config = config
         self._data: SupervisedDataset | TokenStream | None = None
         self._held_out: Mapping[str, list[SupervisedSequence]] = {}
 
@@ -52,6 +54,10 @@ class LearnerRank:
         # The controller names this class, and must not load torch for it.
         from etude.trainer.learner.learner import Learner  # noqa: PLC0415 - torch is heavy
 
+        config = self._config
+        folder = find_model_folder(config.model_folder, config.model_uri, config.storage)
+        self._config = replace(config, model_folder=folder)
+        self._store = open_run_store(config.storage.uri, config.storage)
         self._learner = Learner(self._config)
 
     def start_phase(
@@ -130,7 +136,31 @@ class LearnerRank:
         return self._learner.policy_step(batch)
 
     def encode(self, version: VersionId, base: PublishBase | None) -> RankReceipt:
+        """Encode the current weights.
+
+        Raises:
+            UserError: the run's storage is a folder that this rank does not share with the others.
+        """
+        if base is None and folder_of(self._config.storage.uri) is not None:
+            self._check_shared_folder(version.epoch)
         return self._learner.encode(version, base)
+
+    def _check_shared_folder(self, epoch: int) -> None:
+        """Refuse a folder that lacks the epoch that the controller has written to the run's.
+
+        Raises:
+            UserError: it does.
+        """
+        if epoch not in epochs_of(self._store):
+            raise UserError(
+                Problem(
+                    reason="InvalidStorage",
+                    what=f"is another folder for learner rank {self._config.rank}, on host"
+                    f" {gethostname()}, than for the run's controller",
+                    where=f"storage.uri: {self._config.storage.uri}",
+                    fix="use an object store, or mount one folder on every node of the trainer",
+                )
+            )
 
     def upload(self, version: VersionId) -> None:
         self._learner.upload(version)

@@ -135,7 +135,12 @@ def join_ranks(
         rendezvous: where they meet.
         replicas: copies of the weights, each sharded over size / replicas ranks.
         context: ranks of one copy that share the tokens of each row.
+
+    Raises:
+        ValueError: several ranks have no address to meet at.
     """
+    if size > 1 and not rendezvous:
+        raise ValueError(f"{size} ranks need a rendezvous")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if size == 1:
         return RankGroup(rank=rank, size=size, device=device)
