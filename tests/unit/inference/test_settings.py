@@ -132,6 +132,22 @@ def test_a_context_longer_than_the_model_has_positions_for_is_refused(
         engine_options(make_run({"maxModelLen": 129}), scratch=tmp_path, threads=1)
 
 
+def test_the_last_extension_of_a_run_bounds_its_engines(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run({"maxModelLen": 512})
+    first = run.spec.phases[0].to_json() | {"contextExtension": {"positions": 256}}
+    last = first | {"name": "longer", "contextExtension": {"positions": 512}}
+    spec = run.spec.to_json() | {"phases": [first, last]}
+    longer = ResolvedRun.model_validate({"name": "tiny", "uid": "uid-run", "spec": spec})
+    found = engine_options(longer, scratch=tmp_path, threads=1).context_extension
+    assert found is not None
+    assert found.positions == 512
+    shorter = longer.model_copy(
+        update={"spec": run.spec.model_validate(spec | {"phases": [last, first]})}
+    )
+    with pytest.raises(UserError, match="set it to at most 256"):
+        engine_options(shorter, scratch=tmp_path, threads=1)
+
+
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
 def test_a_folder_without_a_part_of_the_model_is_refused_by_its_name(
     model: Path, missing: str

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
 from etude.common import stores
+from etude.common.api.run.context_extension import ContextExtension
+from etude.common.api.run.phases import inherit_context
 from etude.common.api.run.roles import EngineSettings
 from etude.common.errors import Problem, UserError
 from etude.common.role_inputs import ResolvedRun
@@ -118,6 +120,8 @@ class EngineOptions:
     """Versions that can be undone without reading the store."""
     engine: EngineSettings = field(default_factory=EngineSettings)
     """Parallelism, memory and further arguments."""
+    context_extension: ContextExtension | None = None
+    """Positions beyond those of the folder."""
 
     def environment(self) -> dict[str, str]:
         """Environment variables that vLLM and OpenMP need before they are imported."""
@@ -148,7 +152,8 @@ def engine_options(run: ResolvedRun, *, scratch: Path, threads: int) -> EngineOp
     if role is None:
         raise UserError(_problem("roles.inference", "is not set", "add it to the RLRun"))
     model = stores.local_folder(run.spec.model.folder, scratch, run.spec.storage)
-    limit = read_folder(model).position_limit
+    extension = inherit_context(run.spec.phases)[-1].context_extension
+    limit = read_folder(model).position_limit if extension is None else extension.positions
     if limit is not None and role.max_model_len > limit:
         raise UserError(
             _problem(
@@ -176,6 +181,7 @@ def engine_options(run: ResolvedRun, *, scratch: Path, threads: int) -> EngineOp
         audit_every=run.spec.weights.advanced.audit_every,
         undo_depth=run.spec.weights.advanced.undo_depth,
         engine=role.engine,
+        context_extension=extension,
     )
 
 

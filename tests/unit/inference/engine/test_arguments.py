@@ -1,14 +1,19 @@
 """Engine settings become vLLM's arguments, and unknown ones are refused by name."""
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import LlamaConfig
 
+from etude.common.api.run.context_extension import ContextExtension
 from etude.common.api.run.roles import EngineSettings, InferenceRole
 from etude.common.errors import UserError
 from etude.inference.engine.arguments import (
     check_arguments,
     read_parallelism,
+    read_positions,
     read_settings,
 )
 
@@ -96,3 +101,24 @@ def test_an_argument_that_a_field_sets_is_refused_with_the_field() -> None:
 def test_guesses_of_tokens_are_refused_as_their_logprobs_are_not_the_policys() -> None:
     with pytest.raises(UserError, match=r"(?s)speculative_config is not set here.*remove it"):
         check_arguments({"speculative_config": {"method": "ngram"}}, Arguments)
+
+
+def test_an_engine_has_the_positions_that_the_run_trains(tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 500_000.0}
+    LlamaConfig(max_position_embeddings=64, rope_parameters=rope).save_pretrained(tmp_path)
+
+    def positions(**fields: Any) -> dict[str, Any]:
+        return read_positions(tmp_path, ContextExtension.model_validate(fields))
+
+    assert read_positions(tmp_path, None) == {}
+    yarn = {"factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 500_000.0}
+    assert positions(positions=256) == {
+        "hf_overrides": {
+            "rope_parameters": {"rope_type": "yarn", **yarn},
+            "max_position_embeddings": 256,
+        }
+    }
+    theta = positions(positions=128, ropeScaling="None", ropeTheta=8_000_000)["hf_overrides"]
+    assert theta["rope_parameters"] == {"rope_type": "default", "rope_theta": 8e6}
+    with pytest.raises(ValueError, match="has 64 positions already"):
+        positions(positions=32)

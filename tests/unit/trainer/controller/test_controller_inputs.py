@@ -96,6 +96,31 @@ def test_phases_that_share_their_tasks_must_have_enough_for_all(folder: Path) ->
     assert len(find(folder, given).task_sets.orders["more"]) == 6
 
 
+def test_positions_that_the_model_cannot_have_are_refused_before_it_starts(folder: Path) -> None:
+    given = spec(folder)
+    sft = {
+        "name": "sft",
+        "type": "SupervisedFineTuning",
+        "maxSteps": 1,
+        "optimizer": {"learningRate": "1e-3"},
+        "data": [{"name": "traces", "uri": f"file://{folder}/traces.jsonl"}],
+    }
+    given["phases"] = [sft, sft | {"name": "longer", "contextExtension": {"positions": 256}}]
+    file = folder / "model" / "config.json"
+    for config, reason in (
+        ({}, "lacks max_position_embeddings"),
+        ([], "lacks max_position_embeddings"),
+        ({"max_position_embeddings": 512}, "has 512 positions already"),
+        ({"max_position_embeddings": 64, "rope_scaling": {"rope_type": "llama3"}}, "type llama3"),
+        ({"max_position_embeddings": 64, "rope_scaling": {"type": "yarn"}}, "lacks original_max"),
+    ):
+        file.write_text(json.dumps(config))
+        with pytest.raises(UserError, match=rf"phases\[1\]\.contextExtension.*{reason}"):
+            find(folder, given)
+    file.write_text(json.dumps({"max_position_embeddings": 64, "rope_theta": 10_000.0}))
+    assert find(folder, given).model_folder == folder / "model"
+
+
 def test_a_mistake_in_an_evaluation_refuses_a_run_that_has_not_begun(folder: Path) -> None:
     given = spec(folder)
     task_set = {**given["phases"][0]["tasks"][0], "uri": f"file://{folder}/typo"}

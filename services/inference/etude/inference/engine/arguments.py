@@ -3,10 +3,13 @@
 import dataclasses
 import difflib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
+from transformers import AutoConfig
 
+from etude.common.api.run.context_extension import ContextExtension, extend_rope
 from etude.common.api.run.roles import EngineSettings
 from etude.common.errors import Problem, UserError
 
@@ -41,7 +44,7 @@ OWNED = {
     "hf_token": "",
     "disable_log_stats": "",
     "trust_remote_code": "",
-    "hf_overrides": "",
+    "hf_overrides": "phases[].contextExtension",
     # On CPUs vLLM 0.32 divides guessed tokens' logits by temperatures that it never wrote
     # (expand_batch_to_tokens), and a draft model's weights would stay behind the policy's.
     "speculative_config": "",
@@ -58,6 +61,26 @@ def read_settings(settings: EngineSettings) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if value is not None} | dict(
         settings.engine_args
     )
+
+
+def read_positions(model: Path, extension: ContextExtension | None) -> dict[str, Any]:
+    """Arguments that give a model the positions of an extension.
+
+    Raises:
+        ValueError: the model does not allow it.
+    """
+    if extension is None:
+        return {}
+    config = AutoConfig.from_pretrained(model, local_files_only=True)
+    rope = extend_rope(
+        config.rope_parameters or {}, extension, positions=config.max_position_embeddings
+    )
+    return {
+        "hf_overrides": {
+            "rope_parameters": rope,
+            "max_position_embeddings": extension.positions,
+        }
+    }
 
 
 def read_parallelism(settings: EngineSettings, gpus: int) -> dict[str, Any]:

@@ -287,6 +287,7 @@ def engine_args(options: EngineOptions) -> Mapping[str, Any]:
         "seed": secrets.randbelow(2**31),
     }
     common |= engine_arguments.read_settings(options.engine)
+    common |= engine_arguments.read_positions(options.model, options.context_extension)
     if options.gpus == 0:
         return common | {
             "enforce_eager": True,

@@ -1,5 +1,6 @@
 """Inputs of a run: storage, model and tasks, checked before anything is started."""
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import NamedTuple
 from etude.agent.chat import ChatFormat, Vocabulary, plain
 from etude.agent.chat.trial import check_chat_format
 from etude.agent.toolsets import toolset
+from etude.common.api.run.context_extension import check_extension
 from etude.common.api.run.phases import Phase
 from etude.common.api.run.spec import RLRunSpec, has_changes
 from etude.common.blobs import Store, probe
@@ -162,6 +164,29 @@ def _prepare_model(spec: RLRunSpec, store: Store, settings: Settings) -> str:
     )
 
 
+def _check_extensions(spec: RLRunSpec, model_folder: Path) -> None:
+    """Check the context extensions of all phases, of which the last may begin in days.
+
+    Raises:
+        UserError: the model does not allow one.
+    """
+    for index, phase in enumerate(spec.phases):
+        if phase.context_extension is None:
+            continue
+        try:
+            config = json.loads((model_folder / "config.json").read_bytes())
+            check_extension(config, phase.context_extension)
+        except ValueError as cause:
+            raise UserError(
+                Problem(
+                    reason="InvalidSpec",
+                    what=f"cannot be applied: {cause}",
+                    where=f"phases[{index}].contextExtension",
+                    fix="change it, or train another model",
+                )
+            ) from cause
+
+
 def find_inputs(resolved: ResolvedRun, settings: Settings) -> Inputs:
     """Find and check everything that a run names.
 
@@ -186,6 +211,7 @@ def find_inputs(resolved: ResolvedRun, settings: Settings) -> Inputs:
                 fix="give a Hugging Face model folder",
             )
         )
+    _check_extensions(spec, model_folder)
     task_sets = find_task_sets(spec, is_begun=latest_epoch(store) is not None)
     remote_uri = "" if folder_of(model_uri) is not None else model_uri
     return Inputs(store, model_folder, _load_chat(spec, model_folder), task_sets, remote_uri)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 
+from etude.common.api.run.phases import inherit_context
 from etude.common.checkpoints import manifest
 from etude.common.checkpoints.manifest import StoredCheckpoint
 from etude.common.weights import VersionId
@@ -61,7 +62,7 @@ async def train(run: Run, task_sets: TaskSets, *, checkpoint: StoredCheckpoint |
 async def _run_phases(run: Run, task_sets: TaskSets, checkpoint: StoredCheckpoint | None) -> bool:
     if not await run.commands.run_unless_stopped(_begin(run, checkpoint)):
         return False
-    for phase in run.progress.resolved.spec.phases:
+    for phase in inherit_context(run.progress.resolved.spec.phases):
         if phase.name in run.progress.cursor.finished:
             continue
         run.enter_phase(phase)

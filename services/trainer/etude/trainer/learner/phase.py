@@ -1,5 +1,6 @@
 """Training phases in the learner: begin, save and restore."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +13,13 @@ from etude.common.api.meta import Model
 from etude.common.api.run.lora import Lora
 from etude.common.api.run.phases import AsyncLimits, Phase, RolloutPolicy
 from etude.common.blobs import ObjectInfo, Store
-from etude.common.errors import CorruptError, Problem, UserError, WrongStateError
+from etude.common.errors import (
+    CorruptError,
+    InvalidFieldError,
+    Problem,
+    UserError,
+    WrongStateError,
+)
 from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.algorithms.registry import build_algorithm
 from etude.trainer.export import hf_folder
@@ -21,6 +28,7 @@ from etude.trainer.learner.optimiser import Optimiser
 from etude.trainer.model.fsdp import RankGroup, reshard_parameters
 from etude.trainer.model.parameters import StepObserver, fill_shard, gather_full, parameters_by_name
 from etude.trainer.model.policy import Policy, copy_frozen
+from etude.trainer.model.positions import set_positions
 
 
 class PhasePosition(NamedTuple):
@@ -101,16 +109,18 @@ class PhaseManager:
         self._policy = policy
         self._ranks = ranks
         self._steps = steps
+        self._source = copy.deepcopy(policy.config)
 
     def begin(self, parsed: Phase, step: int, *, under_way: PhaseState | None) -> PhaseState:
         """Begin a phase of which `step` steps are done, or update it if it is under way.
 
         Raises:
-            ValueError: the phase is invalid.
+            ValueError: the phase is invalid, or the model does not allow its context extension.
             WrongStateError: it needs reference weights that were not kept.
         """
         algorithm = _algorithm(parsed)
         reshard_parameters(self._policy)
+        self._set_positions(parsed, self._policy)
         if under_way is None or under_way.phase.name != parsed.name:
             state = PhaseState(parsed, step, self._optimiser(parsed), algorithm)
         else:
@@ -126,7 +136,20 @@ class PhaseManager:
             )
         elif state.reference is None:
             state.reference = copy_frozen(self._policy, self._ranks)
+        elif isinstance(state.reference, Policy):  # adapters share the policy's own model
+            self._set_positions(parsed, state.reference)
         return state
+
+    def _set_positions(self, phase: Phase, policy: Policy) -> None:
+        """Give a policy the positions of a phase.
+
+        Raises:
+            InvalidFieldError: the model does not allow its context extension.
+        """
+        try:
+            set_positions(policy.model, self._source, phase.context_extension)
+        except ValueError as cause:
+            raise InvalidFieldError(f"phase {phase.name}: contextExtension", str(cause)) from cause
 
     def save(
         self, store: Store, prefix: str, state: PhaseState, *, is_published: bool

@@ -66,9 +66,10 @@ class LearnerRank:
         """Start or update a phase, and open its data if it has any."""
         phase = Phase.model_validate(phase_json)
         self._data, self._held_out = None, {}
+        # First, because the phase may extend the model's context, which bounds the data.
+        self._learner.start_phase(phase_json, step)
         if phase.data is not None:
             self._open_data(phase, data_cursor)
-        self._learner.start_phase(phase_json, step)
 
     def _open_data(self, phase: Phase, data_cursor: str) -> None:
         ranks = ProcessGroupExchange(self._config.rank, self._config.world_size)

@@ -4,6 +4,7 @@ Shapes: B rows of a microbatch, T their padded length, N tokens to predict, V vo
 """
 
 import logging
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -212,7 +213,8 @@ def copy_frozen(policy: Policy, ranks: RankGroup) -> nn.Module:
     """
     if policy.lora is not None:
         return EarlierPolicy(policy)
-    copy = Policy(build_blank_model(policy.config).eval(), policy.transform, policy.context)
+    config = deepcopy(policy.config)  # a phase may change positions of one before the other's
+    copy = Policy(build_blank_model(config).eval(), policy.transform, policy.context)
     ranks.shard(copy)
     allocate(copy, ranks.device)
     with torch.no_grad():

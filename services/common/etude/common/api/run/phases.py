@@ -1,11 +1,13 @@
 """Phases: the training stages of a run."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
 from etude.common.api.meta import NAMED, Fraction, Model, Name, Rule, Uri, number
+from etude.common.api.run.context_extension import ContextExtension
 from etude.common.api.run.phase_goals import Gate, SuccessPolicy
 
 
@@ -327,6 +329,9 @@ class Phase(Model):
     rows of sequenceTokens, and may be of any size."""
     sequence_tokens: Annotated[int, Field(ge=16, le=10_000_000)] | None = None
     """With batchTokens: longest sequence; the model's context, or batchTokens, unless set."""
+    context_extension: ContextExtension | None = None
+    """Positions of the model in this phase and those after it; before the first phase of type
+    ReinforcementLearning, because engines start with the last ones."""
     validation: Validation | None = None
     """Supervised phases: what the held-out loss is measured on; it is not unless set."""
     data: Annotated[tuple[Dataset, ...], Field(min_length=1, max_length=32), NAMED] | None = None
@@ -347,3 +352,13 @@ class Phase(Model):
     @property
     def is_rl(self) -> bool:
         return self.type == PhaseType.REINFORCEMENT_LEARNING
+
+
+def inherit_context(phases: Sequence[Phase]) -> list[Phase]:
+    """Phases, each with the context extension that holds in it: its own, or the last before."""
+    inherited: list[Phase] = []
+    extension = None
+    for phase in phases:
+        extension = phase.context_extension or extension
+        inherited.append(phase.model_copy(update={"context_extension": extension}))
+    return inherited

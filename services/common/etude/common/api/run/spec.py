@@ -171,6 +171,22 @@ class RLRunSpec(Model):
             field_path=".phases",
         ),
         Rule(
+            cel="self.phases.filter(p, has(p.contextExtension)"
+            " || p.type == 'ReinforcementLearning')"
+            ".map(p, p.type == 'ReinforcementLearning' ? 1 : 0).isSorted()"
+            " && self.phases.all(p, !has(p.contextExtension)"
+            " || p.type != 'ReinforcementLearning')",
+            holds=lambda s: all(
+                p.context_extension is None
+                for place, p in enumerate(s.phases)
+                if any(earlier.is_rl for earlier in s.phases[: place + 1])
+            ),
+            message="contextExtension must be in a phase before the first of type"
+            " ReinforcementLearning: engines cannot change positions while they run",
+            fix="move it to a supervised phase before, or train the longer context in another run",
+            field_path=".phases",
+        ),
+        Rule(
             cel="!has(self.evaluation) || self.evaluation.all(e, self.phases.exists(p,"
             " p.name == e.phase && p.type == 'ReinforcementLearning'))",
             holds=lambda s: all(
