@@ -59,7 +59,7 @@ def test_a_run_of_adapters_samples_the_policy_that_it_trains(tmp_path: Path) -> 
     assert [row["step"] for row in steps] == [1, 2, 3]
     # Of the engine, on merged weights, and the trainer.
     assert all(0 < row["mismatch_max"] < 1e-4 for row in steps)
-    final = max(folder.glob("storage/**/adapter/adapter_config.json")).parents[1]
+    final = max(folder.glob("checkpoints/*/adapter/adapter_config.json")).parents[1]
     base = load_policy(folder / "inputs" / "etude" / "demo" / "model", seed=0).model
     adapted = PeftModel.from_pretrained(base, str(final / "adapter"))
     merged = AutoModelForCausalLM.from_pretrained(final / "model")
