@@ -20,7 +20,7 @@ from learner_bench.figures import merge_figures
 from torch import Tensor
 from transformers import LlamaConfig
 
-from etude.trainer.learner.learner import accumulate_gradients
+from etude.trainer.learner.gradients import accumulate_gradients
 from etude.trainer.learner.objective import imitation_loss
 from etude.trainer.learner.rows import TrainingRow
 from etude.trainer.learner.sequence_packing import Packing

@@ -14,7 +14,8 @@ from etude.common.api.storage import Storage
 from etude.trainer.algorithms.registry import build_algorithm
 from etude.trainer.learner.batches import PolicyBatch, PolicySequence
 from etude.trainer.learner.config import LearnerConfig
-from etude.trainer.learner.learner import Learner, accumulate_gradients
+from etude.trainer.learner.gradients import accumulate_gradients
+from etude.trainer.learner.learner import Learner
 from etude.trainer.learner.objective import PolicyObjective
 from etude.trainer.learner.rows import policy_rows
 from etude.trainer.learner.sequence_packing import Packing

@@ -23,7 +23,8 @@ from etude.trainer.learner.batches import (
     SupervisedSequence,
 )
 from etude.trainer.learner.config import LearnerConfig
-from etude.trainer.learner.learner import Learner, accumulate_gradients
+from etude.trainer.learner.gradients import accumulate_gradients
+from etude.trainer.learner.learner import Learner
 from etude.trainer.learner.objective import PolicyObjective, imitation_loss
 from etude.trainer.learner.rows import TrainingRow, policy_rows, supervised_rows
 from etude.trainer.learner.sequence_packing import Packing

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from etude.common.errors import WrongStateError
-from etude.trainer.learner.learner import accumulate_gradients
+from etude.trainer.learner.gradients import accumulate_gradients
 from etude.trainer.learner.objective import imitation_loss
 from etude.trainer.learner.rows import TrainingRow
 from etude.trainer.learner.sequence_packing import Packing, collate

@@ -1,11 +1,10 @@
 """The learner of one rank: weights, training steps, gradient accumulation, export, restore."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor, nn
 
 from etude.common import weights
 from etude.common.api.run.phases import Phase
@@ -25,22 +24,20 @@ from etude.trainer.learner.batches import (
 )
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.filtered_sample import score_filtered
-from etude.trainer.learner.objective import Objective, PolicyObjective, Reference, imitation_loss
+from etude.trainer.learner.gradients import (
+    accumulate_gradients,
+    microbatch_losses,
+    reference_scorer,
+)
+from etude.trainer.learner.objective import Objective, PolicyObjective, imitation_loss
 from etude.trainer.learner.optimiser import Update
 from etude.trainer.learner.phase import PhaseManager, PhasePosition, PhaseState
 from etude.trainer.learner.rows import TrainingRow
-from etude.trainer.learner.sequence_packing import (
-    Microbatch,
-    Packing,
-    build_packing,
-    collate,
-    plan_microbatches,
-)
+from etude.trainer.learner.sequence_packing import build_packing
 from etude.trainer.learner.step_figures import complete_result
 from etude.trainer.model import activation_checkpointing, fsdp, tensor_bits
-from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.parameters import local_shard
-from etude.trainer.model.policy import Policy, load_policy
+from etude.trainer.model.policy import load_policy
 from etude.trainer.model.weight_digest import weight_digest
 
 
@@ -155,7 +152,7 @@ class Learner:
         if state.algorithm is None:
             raise WrongStateError(f"phase {state.phase.name} has no algorithm")
         trained = rows.policy_rows(batch, state.algorithm)
-        reference = None if state.reference is None else _reference_scorer(state.reference)
+        reference = None if state.reference is None else reference_scorer(state.reference)
         objective = PolicyObjective(algorithm=state.algorithm, reference=reference)
         # Before the update: the figures are of the weights that it starts from.
         sampled = score_filtered(
@@ -332,69 +329,3 @@ class Learner:
         check_sequences(
             sequences, vocabulary=config.vocab_size, context=config.max_position_embeddings
         )
-
-
-def _reference_scorer(reference: nn.Module) -> Reference:
-    def logprobs(microbatch: Microbatch) -> Tensor:
-        with torch.no_grad():
-            scores = reference(
-                microbatch.token_ids, microbatch.rows, microbatch.places, microbatch.lengths
-            )
-        known: Tensor = scores.logprobs
-        return known
-
-    return logprobs
-
-
-def accumulate_gradients(
-    policy: Policy,
-    rows: Sequence[TrainingRow],
-    objective: Objective,
-    *,
-    ranks: RankGroup,
-    packing: Packing,
-) -> float:
-    """Replace the parameters' gradients by the gradient of the batch's loss; collective.
-
-    Returns:
-        The loss of the whole batch.
-    """
-    policy.zero_grad()
-    total = torch.zeros((), dtype=torch.float64)
-    for loss in microbatch_losses(policy, rows, objective, ranks=ranks, packing=packing):
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        total += loss.detach().cpu()
-    ranks.add_gradients(policy.adapters.parameters())
-    return float(ranks.total(total))
-
-
-def microbatch_losses(
-    policy: Policy,
-    rows: Sequence[TrainingRow],
-    objective: Objective,
-    *,
-    ranks: RankGroup,
-    packing: Packing,
-) -> Iterator[Tensor]:
-    """Compute the loss of each of this rank's microbatches; every one is collective.
-
-    Ranks of a context group have the same ones, and the loss of its own tokens each.
-    """
-    plan = plan_microbatches(
-        [row.token_ids.size for row in rows],
-        ranks=ranks.num_shares,
-        max_tokens=packing.max_tokens,
-        cost=packing.cost,
-        packed=packing.packed,
-    )
-    for places in plan[ranks.share]:
-        microbatch = collate(
-            [rows[place] for place in places],
-            device=ranks.device,
-            packed=packing.packed,
-            context=ranks.context,
-        )
-        scores = policy(
-            microbatch.token_ids, microbatch.rows, microbatch.places, microbatch.lengths
-        )
-        yield objective(scores, microbatch)
