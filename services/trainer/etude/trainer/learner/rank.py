@@ -1,6 +1,7 @@
 """Actor of one learner rank: the learner with the dataset that it trains on."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from socket import gethostname
 from typing import TYPE_CHECKING
@@ -43,6 +44,7 @@ class LearnerRank:
 
     _learner: "Learner"
     _store: Store
+    _phase: Phase
 
     def __init__(self, config: LearnerConfig) -> None:
         self._config = config
@@ -65,7 +67,7 @@ class LearnerRank:
     ) -> None:
         """Start or update a phase, and open its data if it has any."""
         phase = Phase.model_validate(phase_json)
-        self._data, self._held_out = None, {}
+        self._phase, self._data, self._held_out = phase, None, {}
         # First, because the phase may extend the model's context, which bounds the data.
         self._learner.start_phase(phase_json, step)
         if phase.data is not None:
@@ -117,9 +119,13 @@ class LearnerRank:
             case None:
                 raise WrongStateError("the phase has no data")
             case SupervisedDataset():
-                return self._learner.supervised_step(self._data.batch(step))
+                batch = self._data.batch(step)
+                with self._profile_step():
+                    return self._learner.supervised_step(batch)
             case TokenStream():
-                result = self._learner.supervised_step(self._data.take_batch())
+                batch = self._data.take_batch()
+                with self._profile_step():
+                    result = self._learner.supervised_step(batch)
                 return replace(
                     result,
                     data_cursor=self._data.cursor(),
@@ -134,7 +140,15 @@ class LearnerRank:
         }
 
     def policy_step(self, batch: PolicyBatch) -> StepResult:
-        return self._learner.policy_step(batch)
+        with self._profile_step():
+            return self._learner.policy_step(batch)
+
+    def _profile_step(self) -> AbstractContextManager[None]:
+        # The controller names this class, and must not load torch for it.
+        from etude.trainer.learner.step_profiler import profile_step  # noqa: PLC0415
+
+        step = self._learner.steps_done + 1
+        return profile_step(self._phase, step=step, rank=self._config.rank, store=self._store)
 
     def encode(self, version: VersionId, base: PublishBase | None) -> RankReceipt:
         """Encode the current weights.

@@ -67,6 +67,15 @@ class Validation(Model):
     """Tokens of each dataset, from its beginning."""
 
 
+class StepProfile(Model):
+    """Steps of a phase that torch's profiler records."""
+
+    first_step: Annotated[int, Field(ge=1, le=10_000_000)]
+    """First step to record, as rows count them; the first of a process is slower than others."""
+    num_steps: Annotated[int, Field(ge=1, le=100)] = 1
+    """Steps to record, each in a trace of its own."""
+
+
 class TaskSet(Model):
     """Tasks to work on."""
 
@@ -310,6 +319,13 @@ class Phase(Model):
             fix="use a metric that the phase has",
             field_path=".successPolicy.metric",
         ),
+        Rule(
+            cel="!has(self.profile) || self.profile.firstStep <= self.maxSteps",
+            holds=lambda s: s.profile is None or s.profile.first_step <= s.max_steps,
+            message="profile.firstStep must not be above maxSteps: the phase ends before it",
+            fix="give a step of the phase",
+            field_path=".profile.firstStep",
+        ),
     )
 
     name: Name
@@ -344,6 +360,9 @@ class Phase(Model):
     """Reinforcement learning: Sync unless set."""
     rollout: RolloutPolicy | None = None
     """Reinforcement learning: limits of one rollout."""
+    profile: StepProfile | None = None
+    """Steps whose operations each learner rank writes to the run's store, as a Chrome trace:
+    profiles/<phase>/step-<step>-rank-<rank>.json.gz. None unless set."""
     success_policy: SuccessPolicy | None = None
     """Ends the phase before maxSteps; no sooner unless set."""
     gate: Gate | None = None
