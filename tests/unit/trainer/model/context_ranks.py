@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from transformers import Gemma2Config, LlamaConfig, PretrainedConfig, Qwen3MoeConfig
 
-from etude.trainer.learner.learner import accumulate_gradients, microbatch_losses
+from etude.trainer.learner.gradients import accumulate_gradients, microbatch_losses
 from etude.trainer.learner.rows import TrainingRow
 from etude.trainer.learner.sequence_packing import Microbatch, Packing
 from etude.trainer.model.activation_checkpointing import Checkpointing, checkpoint_blocks

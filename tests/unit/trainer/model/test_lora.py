@@ -16,7 +16,7 @@ from typing_extensions import override
 from etude.common.api.run.lora import Lora
 from etude.common.api.run.phases import Phase
 from etude.common.errors import UserError
-from etude.trainer.learner.learner import accumulate_gradients
+from etude.trainer.learner.gradients import accumulate_gradients
 from etude.trainer.learner.objective import imitation_loss
 from etude.trainer.learner.optimiser import Optimiser
 from etude.trainer.learner.rows import TrainingRow

@@ -147,6 +147,7 @@ def _learner_configs(
             compile_blocks=trainer.compile_blocks,
             lora=trainer.lora,
             base_uri=spec.model.folder,
+            cpu_offload=trainer.cpu_offload,
             threads=trainer.threads_per_rank,
             rank=rank,
             world_size=trainer.learner_ranks,

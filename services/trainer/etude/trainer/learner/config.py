@@ -43,6 +43,8 @@ class LearnerConfig:
     """Adapters that are trained instead of all weights."""
     base_uri: str = ""
     """URI of the run's model, named in the export of adapters."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and moments in the host's memory; several ranks only."""
     threads: int = 1
     """CPU threads of this rank; one makes every step repeatable bit for bit."""
     rank: int = 0

@@ -59,6 +59,7 @@ class Learner:
             rendezvous=config.rendezvous,
             replicas=config.replicas,
             context=config.context,
+            offload=config.cpu_offload,
         )
         self.policy = load_policy(
             config.model_folder,
@@ -294,6 +295,11 @@ class Learner:
         else:
             self._publisher.forget_base()
         return PhasePosition(restored.state.phase.name, restored.state.step)
+
+    @property
+    def steps_done(self) -> int:
+        """Steps of the phase under way."""
+        return self._current_phase().step
 
     def digest(self) -> str:
         """State digest of the master weights; collective, and reads only this rank's shards."""

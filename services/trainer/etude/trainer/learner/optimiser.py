@@ -66,10 +66,7 @@ class Optimiser:
             NonFiniteLossError: the loss or the gradient is NaN or infinite, and the phase stops
                 then, or left out its limit of batches before; no weight changed.
         """
-        gradient = torch.nn.utils.get_total_norm(
-            [p.grad for p in self._parameters.values() if p.grad is not None]
-        )
-        norm = float(gather_full(gradient))
+        norm = float(self.gradient_norm())
         rate = self.rate_at(step)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             # Both are totals over all ranks, so that all of them decide alike.
@@ -79,13 +76,22 @@ class Optimiser:
             )
             return Update(0.0, rate, is_skipped=True)
         self._num_skipped = 0
+        self.apply_gradient(norm=norm, rate=rate)
+        return Update(norm, rate)
+
+    def gradient_norm(self) -> Tensor:
+        """Norm of the gradient over all ranks, a scalar; collective."""
+        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        return gather_full(torch.nn.utils.get_total_norm(gradients))
+
+    def apply_gradient(self, *, norm: float, rate: float) -> None:
+        """Clip the gradient, which has this norm, and update all parameters by it."""
         if norm > self._clip:
             for parameter in self._parameters.values():
                 if parameter.grad is not None:
                     parameter.grad.mul_(self._clip / norm)
         with merge_update(self._policy, self._steps):
             self._step_all(rate)
-        return Update(norm, rate)
 
     def _skip(self, problem: str) -> None:
         """Leave a batch out.

@@ -69,28 +69,34 @@ def build_packing(
     return Packing(
         max_tokens=config.micro_batch_tokens // config.context * config.context,
         cost=sequence_cost(model),
-        packed=_packs_sequences(config, model.config, device),
+        packed=uses_packing(config.packing, model.config, context=config.context, device=device),
     )
 
 
-def _packs_sequences(config: LearnerConfig, model: PretrainedConfig, device: torch.device) -> bool:
+def uses_packing(
+    packing: str, model: PretrainedConfig, *, context: int, device: torch.device
+) -> bool:
     """True if sequences are packed: on request, or on a GPU for a model that allows it.
+
+    Args:
+        packing: Auto, Packed or Padded.
+        model: its configuration.
+        context: ranks that share a row.
+        device: of the rank.
 
     Raises:
         InvalidFieldError: it was requested, and the model does not allow it.
     """
-    is_split = config.context > 1
-    if not is_split and (
-        config.packing == "Padded" or (config.packing == "Auto" and device.type != "cuda")
-    ):
+    is_split = context > 1
+    if not is_split and (packing == "Padded" or (packing == "Auto" and device.type != "cuda")):
         return False
     try:
         check_packing(model)
-        check_context(model, config.context)
+        check_context(model, context)
     except ValueError as cause:
         if is_split:
             raise InvalidFieldError("roles.trainer.mesh.context", f"{cause}; set 1") from cause
-        if config.packing == "Auto":
+        if packing == "Auto":
             return False
         raise InvalidFieldError("roles.trainer.packing", f"{cause}; set Padded") from cause
     return True

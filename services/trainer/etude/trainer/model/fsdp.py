@@ -8,8 +8,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
+from etude.trainer.model.compute_device import is_gpu
 from etude.trainer.model.context_parallel import UNDIVIDED, ContextGroup
 from etude.trainer.model.mesh import build_context_group, build_mesh, sharding_mesh
 
@@ -28,6 +35,13 @@ class RankGroup:
     """Axes over which weights are spread; None for a single rank."""
     context: ContextGroup = UNDIVIDED
     """Ranks that share the tokens of this rank's rows."""
+    offload: bool = False
+    """True if weights, gradients and moments are in the host's memory; several ranks only."""
+
+    @property
+    def weight_device(self) -> torch.device:
+        """Device of this rank's shards."""
+        return torch.device("cpu") if self.offload else self.device
 
     @property
     def is_first(self) -> bool:
@@ -54,12 +68,15 @@ class RankGroup:
         complete = set(policy.get_submodule("adapters").parameters())
         names = set(getattr(policy.get_submodule("model"), "_no_split_modules", None) or ())
         blocks = [module for module in policy.modules() if type(module).__name__ in names]
+        # Pinned memory is copied while the device computes.
+        pinned = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
         for module in (*blocks, policy):
             fully_shard(
                 module,
                 mesh=sharding_mesh(self.mesh),
                 mp_policy=mixed_precision(self.device),
                 ignored_params=complete,
+                offload_policy=pinned if self.offload else OffloadPolicy(),
             )
         for module in policy.modules():
             if isinstance(module, FSDPModule):
@@ -119,13 +136,19 @@ def mixed_precision(device: torch.device) -> MixedPrecisionPolicy:
 
     Gradients are added over ranks in fp32.
     """
-    if device.type != "cuda":
+    if not is_gpu(device):
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
 def join_ranks(
-    *, rank: int, size: int, rendezvous: str, replicas: int = 1, context: int = 1
+    *,
+    rank: int,
+    size: int,
+    rendezvous: str,
+    replicas: int = 1,
+    context: int = 1,
+    offload: bool = False,
 ) -> RankGroup:
     """Join the process group; a single rank needs none.
 
@@ -135,6 +158,7 @@ def join_ranks(
         rendezvous: where they meet.
         replicas: copies of the weights, each sharded over size / replicas ranks.
         context: ranks of one copy that share the tokens of each row.
+        offload: keep weights, gradients and moments in the host's memory; a single rank does not.
 
     Raises:
         ValueError: several ranks have no address to meet at.
@@ -145,12 +169,14 @@ def join_ranks(
     if size == 1:
         return RankGroup(rank=rank, size=size, device=device)
     backend = "nccl" if device.type == "cuda" else "gloo"
+    if offload and device.type == "cuda":
+        backend = "cpu:gloo,cuda:nccl"  # the norm of gradients is added up where they are
     dist.init_process_group(
         backend, init_method=rendezvous, rank=rank, world_size=size, timeout=_TIMEOUT
     )
     mesh = build_mesh(device.type, replicate=replicas, shard=size // replicas)
     group = build_context_group(device.type, size=context)
-    return RankGroup(rank=rank, size=size, device=device, mesh=mesh, context=group)
+    return RankGroup(rank=rank, size=size, device=device, mesh=mesh, context=group, offload=offload)
 
 
 def leave_ranks(ranks: RankGroup) -> None:

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 from typing_extensions import override
 
+from etude.trainer.model.compute_device import is_gpu
+
 CHUNK_LOGITS = 1 << 26
 """Logits of one chunk: 256 MiB in fp32."""
 
@@ -160,7 +162,7 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _common_format(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Both in one number format: the narrower one on a GPU, fp32 on a CPU."""
     wide = hidden.dtype == weight.dtype == torch.float32
-    if wide or not hidden.is_cuda:
+    if wide or not is_gpu(hidden.device):
         return hidden.float(), weight.float()
     narrow = hidden.dtype if weight.dtype == torch.float32 else weight.dtype
     return hidden.to(narrow), weight.to(narrow)

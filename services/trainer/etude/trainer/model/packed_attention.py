@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig
 
 from etude.trainer.model import context_parallel
+from etude.trainer.model.compute_device import is_gpu
 from etude.trainer.model.context_parallel import UNDIVIDED, ContextGroup
 
 IMPLEMENTATION = "etude_packed"
@@ -181,7 +182,12 @@ def _attend_segments(
 
 def _has_kernel(query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None) -> bool:
     narrow = query.dtype in {torch.bfloat16, torch.float16}
-    return query.is_cuda and narrow and softcap is None and key.shape[-1] == value.shape[-1] <= 256
+    return (
+        is_gpu(query.device)
+        and narrow
+        and softcap is None
+        and key.shape[-1] == value.shape[-1] <= 256
+    )
 
 
 def _attend_once(

@@ -18,6 +18,7 @@ from etude.common.api.run.lora import Lora
 from etude.common.blobs import Store, open_store
 from etude.common.errors import CorruptError, Problem, UserError, WrongStateError
 from etude.trainer.model import packed_attention
+from etude.trainer.model.compute_device import is_gpu
 from etude.trainer.model.context_parallel import UNDIVIDED, ContextGroup
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.logit_probe import backbone, find_logit_transform
@@ -29,6 +30,7 @@ from etude.trainer.model.sharded_load import (
     allocate,
     build_blank_model,
     fill,
+    move_buffers,
     plan_load,
     restore_buffers,
 )
@@ -107,7 +109,8 @@ class Policy(nn.Module):
         packing = self._pack(lengths, token_ids.device) if lengths else {}
         own = self.context.own_tokens(token_ids.shape[1])
         # On a GPU the blocks compute in bf16; sums of the output layer and the losses are in fp32.
-        with torch.autocast(token_ids.device.type, torch.bfloat16, enabled=token_ids.is_cuda):
+        device = token_ids.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=is_gpu(device)):
             output = backbone(self.model)(input_ids=token_ids[:, own], use_cache=False, **packing)
         if lengths:
             self._check_packed(packing["segments"])
@@ -172,7 +175,7 @@ def load_policy(
         StoreError: the store failed.
         UserError: the model has not the layers that adapters are to change.
     """
-    config = _read_config(folder)
+    config = read_config(folder)
     ranks = ranks or RankGroup(rank=0, size=1, device=torch.device("cpu"))
     store = weights or open_store(folder.resolve().as_uri())
     if any(info.key.endswith(".bin") and "/" not in info.key for info in store.list("")):
@@ -197,7 +200,7 @@ def load_policy(
             log.warning("every rank loads the complete model: %s", error)
             return _shard_complete(wrap(_load_complete(folder, config).eval()), ranks, seed=seed)
         ranks.shard(policy)
-        allocate(policy, ranks.device)
+        allocate(policy, ranks)
         fill(policy.model, plan, store)
         restore_buffers(policy.model)
         reset_adapters(policy.adapters, seed=seed)
@@ -216,7 +219,7 @@ def copy_frozen(policy: Policy, ranks: RankGroup) -> nn.Module:
     config = deepcopy(policy.config)  # a phase may change positions of one before the other's
     copy = Policy(build_blank_model(config).eval(), policy.transform, policy.context)
     ranks.shard(copy)
-    allocate(copy, ranks.device)
+    allocate(copy, ranks)
     with torch.no_grad():
         for named in (nn.Module.named_parameters, nn.Module.named_buffers):
             own = dict(named(policy))
@@ -227,7 +230,10 @@ def copy_frozen(policy: Policy, ranks: RankGroup) -> nn.Module:
 
 def _shard_complete(policy: Policy, ranks: RankGroup, *, seed: int) -> Policy:
     ranks.shard(policy)
-    policy.to(ranks.device)
+    if ranks.offload:
+        move_buffers(policy, ranks.device)
+    else:
+        policy.to(ranks.device)
     reset_adapters(policy.adapters, seed=seed)
     return policy
 
@@ -252,7 +258,12 @@ def _draw_model(config: PretrainedConfig, *, seed: int) -> PreTrainedModel:
     return model
 
 
-def _read_config(folder: Path) -> PretrainedConfig:
+def read_config(folder: Path) -> PretrainedConfig:
+    """Read the configuration of a model folder.
+
+    Raises:
+        InvalidModelError: there is none, or none of a causal language model.
+    """
     if not (folder / "config.json").is_file():
         raise InvalidModelError(folder, "holds no config.json")
     try:

@@ -19,6 +19,7 @@ from etude.common.blobs import Store
 from etude.common.weights.tensors.safetensors import ITEM_BYTES
 from etude.trainer.model import checkpoint_layout
 from etude.trainer.model.checkpoint_layout import CheckpointLayout
+from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.parameters import local_shard
 from etude.trainer.model.shard_runs import runs_of_shard
 from etude.trainer.model.weight_files import ByteRange, StoredWeight, read_ranges
@@ -108,7 +109,7 @@ def plan_load(model: PreTrainedModel, weights: Mapping[str, StoredWeight]) -> Lo
     return LoadPlan(layout, found)
 
 
-def allocate(module: nn.Module, device: torch.device) -> None:
+def allocate(module: nn.Module, ranks: RankGroup) -> None:
     """Give the tensors of a module memory, each shard its own; the content is arbitrary."""
     names = {id(p): name for name, p in module.named_parameters()}
     ties = [
@@ -116,11 +117,20 @@ def allocate(module: nn.Module, device: torch.device) -> None:
         for name, p in module.named_parameters(remove_duplicate=False)
         if names[id(p)] != name
     ]
-    module.to_empty(device=device)
+    module.to_empty(device=ranks.weight_device)
+    if ranks.offload:
+        move_buffers(module, ranks.device)
     own = dict(module.named_parameters(remove_duplicate=False))
     for name, original in ties:
         owner, _, attribute = name.rpartition(".")
         setattr(module.get_submodule(owner), attribute, own[original])
+
+
+def move_buffers(module: nn.Module, device: torch.device) -> None:
+    """Move buffers alone: FSDP copies offloaded parameters to the device, block by block."""
+    for each in module.modules():
+        for name, buffer in each.named_buffers(recurse=False):
+            setattr(each, name, buffer.to(device))
 
 
 def fill(model: PreTrainedModel, plan: LoadPlan, store: Store) -> None:

@@ -27,6 +27,8 @@ RESOURCE = rf"^{SUBDOMAIN}/{QUALIFIED}$"
 IMAGE = r"^[!-~]+$"
 """Blanks are in no reference, and Kubernetes refuses a pod for those around it."""
 
+_SHIFTS = {"": 0, "Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40}
+
 
 class EnvVar(Model):
     """One environment variable."""
@@ -67,6 +69,19 @@ class RoleSpec(Model):
     termination_grace_period_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
     """Time to end in order before a pod is killed; 60 unless set, and for the trainer, which saves
     first, checkpointing.timeoutSeconds + 30."""
+
+    @property
+    def has_gpus(self) -> bool:
+        """True if its pods have devices, counted or claimed."""
+        return self.gpus_per_replica > 0 or bool(self.resource_claims)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Memory of a pod; None without a limit."""
+        if self.memory is None:
+            return None
+        digits = self.memory.rstrip("KMGTi")
+        return int(digits) << _SHIFTS[self.memory[len(digits) :]]
 
     @property
     def grace_s(self) -> int:
@@ -113,6 +128,22 @@ class TrainerRole(RoleSpec):
             fix="set packing: Packed, or mesh.context: 1",
             field_path=".packing",
         ),
+        Rule(
+            cel="!self.cpuOffload || (self.learnerRanks > 1 && (self.gpusPerReplica > 0"
+            " || (has(self.resourceClaims) && size(self.resourceClaims) > 0)))",
+            holds=lambda s: not s.cpu_offload or (s.learner_ranks > 1 and s.has_gpus),
+            message="cpuOffload needs gpusPerReplica or resourceClaims, and learnerRanks above 1:"
+            " it moves the shards of several ranks from GPUs to their hosts",
+            fix="remove cpuOffload, or set gpusPerReplica and learnerRanks",
+            field_path=".cpuOffload",
+        ),
+        Rule(
+            cel="!self.cpuOffload || !has(self.lora)",
+            holds=lambda s: not s.cpu_offload or s.lora is None,
+            message="cpuOffload and lora exclude each other: adapters are complete on every GPU",
+            fix="remove one of them; lora alone has few gradients and moments",
+            field_path=".cpuOffload",
+        ),
     )
 
     learner_ranks: Annotated[int, Field(ge=1, le=1_024)] = 1
@@ -137,6 +168,9 @@ class TrainerRole(RoleSpec):
     lora: Lora | None = None
     """Train low-rank adapters and keep all other weights as they are; all weights are trained
     unless given."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and moments in the host's memory, and update them there: GPUs have
+    room for longer passes, and steps take longer."""
 
 
 class EngineScaling(Model):
