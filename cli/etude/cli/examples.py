@@ -13,6 +13,10 @@ EXAMPLES = {
     "audit": ("etude audit demo", "etude audit runs/mine"),
     "doctor": ("etude doctor", "etude doctor --dir /big/disk --json"),
     "lint": ("etude lint examples/demo/rlrun.yaml", "etude lint manifests/*.yaml"),
+    "plan": (
+        "etude plan examples/qwen2.5-7b/rlrun.yaml",
+        "etude plan rlrun.yaml --model ./Qwen2.5-7B-Instruct --gpu-gib 141 --json",
+    ),
     "serve": ("etude serve runs/demo", "curl -s localhost:8000/v1/models"),
     "generate": ("etude tasks generate runs/inputs", "etude tasks generate small --train 32"),
     "show": ("etude tasks show runs/inputs/tasks/train/train-0000", "etude tasks show my-task"),

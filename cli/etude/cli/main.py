@@ -17,6 +17,7 @@ from etude.cli.verbs import (
     lint,
     logs,
     model,
+    plan,
     report,
     run,
     serve,
@@ -41,6 +42,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "audit": audit.audit,
     "doctor": doctor.doctor,
     "lint": lint.lint,
+    "plan": plan.plan,
     "serve": serve.serve,
 }
 for name, verb in VERBS.items():

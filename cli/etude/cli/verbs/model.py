@@ -56,7 +56,7 @@ def import_model(
     store = open_store(
         to if to is not None else (cache / "models").as_uri(), endpoint=endpoint, region=region
     )
-    source = _open_model(model, endpoint, region, with_digests=True)
+    source = open_model(model, endpoint, region, with_digests=True)
     total = sum(file.size for file in source.files)
     say(f"{source.uri}: {len(source.files)} files, {total / 1e6:,.1f} MB")
     prefix = copy_model(source, store, scratch=cache / "partial", progress=_print_progress())
@@ -72,7 +72,7 @@ def inspect(model: Model, *, endpoint: Endpoint = None, region: Region = None) -
     from etude.common.model_sources.facts import read_facts
     from etude.common.model_sources.files import check_model
 
-    source = _open_model(model, endpoint, region, with_digests=False)
+    source = open_model(model, endpoint, region, with_digests=False)
     check_model(source)
     rows = {"model": source.uri, **_describe(read_facts(source)), **_describe_chat(source)}
     rows["used"] = f"{len(source.files)} files: {', '.join(_grouped(source))}"
@@ -80,9 +80,14 @@ def inspect(model: Model, *, endpoint: Endpoint = None, region: Region = None) -
         console().print(f"{name:<13} {value}", soft_wrap=True)
 
 
-def _open_model(
+def open_model(
     given: str, endpoint: str | None, region: str | None, *, with_digests: bool
 ) -> "RemoteModel":
+    """Open a model in a folder, a store or on a hub.
+
+    Raises:
+        UserError: nothing is there, or the model is refused.
+    """
     from etude.common.api.storage import StoreAccess
     from etude.common.hub_uri import is_hub_uri, parse_hub_uri
     from etude.common.model_sources.files import GGUF_FIX

@@ -1,0 +1,99 @@
+"""The memory of each phase of a manifest, and what would lower it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from etude.common.api.run.spec import RLRunSpec
+from etude.trainer.memory_plan.phases import describe_step, plan_phases
+from etude.trainer.model.policy import read_config
+
+ROOT = Path(__file__).parents[4]
+CONFIGS = ROOT / "tests" / "data" / "model-configs"
+GIB = 1 << 30
+SMALL = {
+    "model_type": "llama",
+    "vocab_size": 2_048,
+    "hidden_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 384,
+    "max_position_embeddings": 1_024,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    return tmp_path
+
+
+def spec(*phases: dict[str, Any], **trainer: Any) -> RLRunSpec:
+    given = [
+        {
+            "name": f"phase-{index}",
+            "type": "SupervisedFineTuning",
+            "maxSteps": 1,
+            "optimizer": {"learningRate": "1e-3"},
+            "data": [{"name": "traces", "uri": "file:///traces.jsonl"}],
+            **phase,
+        }
+        for index, phase in enumerate(phases)
+    ]
+    return RLRunSpec.model_validate(
+        {
+            "model": {"uri": "file:///model"},
+            "storage": {"uri": "file:///run"},
+            "phases": given,
+            "roles": {"trainer": {"microBatchTokens": 512, **trainer}},
+        }
+    )
+
+
+def test_changes_are_offered_where_a_phase_is_above_its_limit(folder: Path) -> None:
+    run = spec({}, gpusPerReplica=2, learnerRanks=2)
+    (fits,) = plan_phases(run, folder, limit_bytes=GIB)
+    assert fits.changes == ()
+    (memory,) = plan_phases(run, folder, limit_bytes=1)
+    assert {change.field for change in memory.changes} == {
+        "roles.trainer.activationCheckpointing: Blocks",
+        "phases[phase-0].optimizer.moments: BFloat16",
+        "roles.trainer.cpuOffload: true",
+        "roles.trainer.learnerRanks: 4",
+        "roles.trainer.mesh: {shard: 1, replicate: 1, context: 2}",
+    }
+    sizes = [change.peak.num_bytes for change in memory.changes]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] < memory.peak.num_bytes == fits.peak.num_bytes
+
+
+@pytest.mark.parametrize(
+    ("phase", "tokens"),
+    [
+        ({}, 512),
+        ({"batchTokens": 4_096}, 1_024),
+        ({"batchTokens": 4_096, "sequenceTokens": 700}, 700),
+        ({"batchTokens": 256}, 512),
+    ],
+)
+def test_the_longest_pass_is_a_full_one_or_one_sequence(
+    phase: dict[str, Any], tokens: int, folder: Path
+) -> None:
+    run = spec(phase)
+    step = describe_step(run.roles.trainer, run.phases[0], read_config(folder))
+    assert step.tokens == tokens
+    assert not step.on_gpu
+
+
+def example(name: str) -> RLRunSpec:
+    text = (ROOT / "examples" / name / "rlrun.yaml").read_text()
+    return RLRunSpec.model_validate(yaml.safe_load(text)["spec"])
+
+
+def config_folder(tmp_path: Path, model: str) -> Path:
+    (tmp_path / "config.json").write_bytes((CONFIGS / f"{model}.json").read_bytes())
+    return tmp_path
