@@ -2,7 +2,8 @@
 
 python bench/learner.py [--layers 30] [--tokens 512]
 
-A random model of SmolLM2-135M's shape on the CPU. Memory is what the passes allocate beside the
+A random model of SmolLM2-135M's shape on the CPU, planned steps of the examples' models, and two
+ranks over gloo. Memory is what the passes allocate beside the
 weight and its gradient, counted by torch's profiler and not by the operating system.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from learner_bench import collectives, planned
 from learner_bench.figures import merge_figures
 from torch import Tensor
 from transformers import LlamaConfig
@@ -31,6 +33,12 @@ from etude.trainer.model.output_head import score_tokens
 from etude.trainer.model.policy import Policy, load_policy
 
 VOCABULARY, HIDDEN = 49_152, 576
+LONG = {
+    "learnerRanks": 8,
+    "mesh": {"shard": 4, "context": 2},
+    "microBatchTokens": 131_072,
+}
+"""Rows of 128k tokens on eight GPUs, each shared by two of them."""
 
 
 def build(folder: Path, layers: int) -> Policy:
@@ -150,6 +158,11 @@ def main() -> None:
         "grad_diff_checkpointed": float((checkpointed - plain).abs().max()),
         **head,
         **blocks,
+        "plan_over_measured": planned.plan_over_measured(options.tokens, peak_bytes),
+        "peak_gib_7b_128k": planned.peak_gib("qwen2.5-7b", "qwen2.5-7b", LONG),
+        "peak_gib_32b": planned.peak_gib("qwen-32b", "qwen3-32b"),
+        "peak_gib_30b_a3b": planned.peak_gib("qwen3-30b-a3b", "qwen3-30b-a3b"),
+        **collectives.count_collectives(),
     }
     merge_figures(figures)
     sys.stdout.write("".join(f"{name:30} {value:14.6g}\n" for name, value in figures.items()))
