@@ -10,7 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig
 from typing_extensions import override
 
-from etude.trainer.model.activation_checkpointing import Checkpointing, checkpoint_blocks
+from etude.trainer.model.activation_checkpointing import (
+    Checkpointing,
+    checkpoint_blocks,
+    compile_blocks,
+)
 from etude.trainer.model.policy import Policy, load_policy
 
 LENGTH = 24
@@ -94,3 +98,23 @@ def test_a_pass_without_gradient_runs_blocks_as_they_are(tmp_path: Path) -> None
         found = policy(ids, torch.zeros_like(places), places).logprobs
     expected: Any = build(tmp_path, Checkpointing.NONE)(ids, torch.zeros_like(places), places)
     assert torch.equal(found, expected.logprobs)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lengths", [(), (10, 14)], ids=["padded", "packed"])
+@pytest.mark.parametrize("mode", [Checkpointing.NONE, Checkpointing.BLOCKS])
+def test_compiled_blocks_give_the_same_gradients(
+    mode: Checkpointing, lengths: tuple[int, ...], tmp_path: Path
+) -> None:
+    torch._dynamo.reset()
+    expected, _ = step(build(tmp_path, mode), lengths=lengths)
+    compiled = build(tmp_path, mode)
+    compile_blocks(compiled.model)
+    # Once for a length that it compiles for, and once for another.
+    step(compiled, lengths=())
+    compiled.zero_grad()
+    counters: Any = torch._dynamo.utils.counters
+    found, _ = step(compiled, lengths=lengths)
+    assert counters["stats"]["unique_graphs"] > 0
+    for own, plain in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, plain, rtol=0, atol=1e-5)
