@@ -74,7 +74,8 @@ def _active_parameters(model: PreTrainedModel) -> float:
     looked_up = {id(p) for table in tables for p in table.parameters()}
     total = float(head.numel())
     for name, parameter in model.named_parameters():
-        if parameter is head or id(parameter) in looked_up:
+        # Norms and biases are in no matrix product.
+        if parameter is head or parameter.ndim < 2 or id(parameter) in looked_up:
             continue
         total += parameter.numel() * (share if ".experts." in name else 1.0)
     return total
