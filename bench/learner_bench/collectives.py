@@ -35,7 +35,7 @@ PHASE: dict[str, object] = {
 
 
 def count_collectives() -> dict[str, float]:
-    """Gathers of a step beside those of FSDP, and bytes of all collectives over those of FSDP.
+    """Gathers of a step that are not FSDP's, and bytes of all collectives over those of FSDP.
 
     Raises:
         RuntimeError: a rank failed.
