@@ -98,11 +98,14 @@ def main(
     results += [learner.policy_step(rollouts(seed)) for seed in range(3)]
     # A pass without gradient leaves FSDP's root gathered, which must not be what is saved.
     learner.held_out_loss(texts(5, 3))
+    learner.copy_state()
     learner.save(f"checkpoint-{name}")
+    # Collective: after it, every rank has stored its part.
     learner.export(f"export-{name}")
     learner.export_adapter(f"export-{name}")
     # Two ranks run first: others read what they wrote.
     learner.restore("checkpoint-2")
+    restored = learner.digest()
     results.append(learner.policy_step(rollouts(9)))
     collectives: dict[str, int] = {}
     if lora_rank:
@@ -115,7 +118,9 @@ def main(
         found = [
             [r.loss, r.grad_norm, r.mismatch_max, r.extra.get("reference_kl", 0)] for r in results
         ]
-        sys.stdout.write(json.dumps({"results": found, "collectives": collectives}))
+        sys.stdout.write(
+            json.dumps({"results": found, "restored": restored, "collectives": collectives})
+        )
 
 
 if __name__ == "__main__":

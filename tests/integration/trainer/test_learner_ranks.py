@@ -22,6 +22,8 @@ class Found(NamedTuple):
     """What rank 0 reports."""
 
     results: list[list[float]]
+    restored: str
+    """Digest of the weights that two ranks saved and these ranks restored."""
     collectives: dict[str, int]
 
 
@@ -67,6 +69,8 @@ async def test_ranks_make_the_same_update_as_one_and_read_each_others_checkpoint
     two_copies = await run(tmp_path, world_size=4, replicas=2)
     shared = await run(tmp_path, world_size=2, context=2)
     shared_by_shards = await run(tmp_path, world_size=4, context=2)
+    others = (alone, two_copies, shared, shared_by_shards)
+    assert {each.restored for each in others} == {together.restored}
     for found in (together, two_copies, shared, shared_by_shards):
         assert np.array(found.results) == pytest.approx(np.array(alone.results), abs=1e-6)
     for found in (together, two_copies):

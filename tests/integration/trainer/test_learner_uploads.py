@@ -20,10 +20,10 @@ START_S = 120
 
 
 @pytest.fixture
-async def learners(
+async def learners(  # noqa: C901 - the linter counts the methods of the local class
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> AsyncIterator[ray_backend.RayLearners]:
-    """Two ranks behind the real door, whose step lasts until an upload ended."""
+    """Two ranks behind the real door: a step lasts until a save ended, a save until an upload."""
 
     class Rank:  # a local class travels to the actor by its code
         def __init__(self, config: LearnerConfig) -> None:
@@ -41,9 +41,20 @@ async def learners(
 
         def supervised_step(self, step: int) -> list[Any]:
             self._called(f"step {step}")
-            while step and not (self.folder / f"uploaded-{self.rank}").exists():
-                time.sleep(0.01)
+            self._wait_for("saved" if step else "")
             return [len(self.threads), self.calls]
+
+        def _wait_for(self, what: str) -> None:
+            while what and not (self.folder / f"{what}-{self.rank}").exists():
+                time.sleep(0.01)
+
+        def copy_state(self) -> None:
+            self._called("copy_state")
+
+        def save(self, prefix: str) -> list[str]:
+            self._wait_for("uploaded")
+            (self.folder / f"saved-{self.rank}").touch()
+            return [f"{prefix}{self.rank}"]
 
         def upload(self, version: VersionId) -> None:
             if version.number == 7:
@@ -67,16 +78,20 @@ async def learners(
     ray_backend.stop_ray()
 
 
-async def test_an_upload_does_not_wait_for_the_step_that_is_under_way(
+async def test_neither_an_upload_nor_a_checkpoint_waits_for_the_step_that_is_under_way(
     learners: ray_backend.RayLearners,
 ) -> None:
     async with asyncio.timeout(START_S):
         await learners.supervised_step(0)
+        await learners.copy_state()
         step = asyncio.create_task(learners.supervised_step(1))
+        saving: asyncio.Task[Any] = asyncio.create_task(learners.save("checkpoint/"))
         with pytest.raises(StoreError, match="the store is away"):
             await learners.upload(VersionId(1, 7))
         assert not step.done()
+        assert not saving.done()
         await learners.upload(VersionId(1, 1))
+        assert await saving == ["checkpoint/0", "checkpoint/1"]
         answer: Any = await step
     # Collective calls stay on one thread, as their libraries expect.
-    assert answer == [1, ["load", "step 0", "step 1"]]
+    assert answer == [1, ["load", "step 0", "copy_state", "step 1"]]

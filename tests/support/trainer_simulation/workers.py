@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -51,6 +51,10 @@ class SimulatedLearners(Learners):
     """Position in streamed data with which each phase was started."""
     steps_until_crash: int = -1
     """Steps until a simulated crash; -1 for none."""
+    before_crash: Callable[[], Awaitable[None]] | None = None
+    """Awaited by the step that crashes."""
+    copied: bytes = b""
+    """State of the checkpoint that is being stored."""
     after_step: Callable[[], None] = lambda: None
     """Called after each step."""
     words: Words = field(default_factory=simulation_weights.initial_words)
@@ -86,9 +90,14 @@ class SimulatedLearners(Learners):
         self.phase = phase.name
         self.data_cursors.append(data_cursor)
 
+    async def _begin_step(self) -> None:
+        await asyncio.sleep(0)
+        if self.steps_until_crash == 0 and self.before_crash is not None:
+            await self.before_crash()
+
     @override
     async def supervised_step(self, step: int) -> StepResult:
-        await asyncio.sleep(0)
+        await self._begin_step()
         result = self._advance(f"{self.phase}/{step}".encode())
         return replace(result, data_cursor=f"{self.phase} {step + 1}")
 
@@ -99,7 +108,7 @@ class SimulatedLearners(Learners):
 
     @override
     async def policy_step(self, batch: PolicyBatch) -> StepResult:
-        await asyncio.sleep(0)
+        await self._begin_step()
         tokens = b"".join(sequence.token_ids.tobytes() for sequence in batch.sequences)
         result = self._advance(tokens + batch.rewards.tobytes() + batch.valid.tobytes())
         current = [each.is_current for each in batch.sequences if each.is_current is not None]
@@ -116,13 +125,17 @@ class SimulatedLearners(Learners):
         await asyncio.to_thread(self.publisher.upload, version)
 
     @override
-    async def save(self, prefix: str) -> list[CheckpointObject]:
+    async def copy_state(self) -> None:
         state = {
             "weights": self.weights,
             "phase": self.phase,
             "words": self.words.tobytes().hex(),
         }
-        self.store.put(f"{prefix}learner/state.json", json.dumps(state).encode())
+        self.copied = json.dumps(state).encode()
+
+    @override
+    async def save(self, prefix: str) -> list[CheckpointObject]:
+        self.store.put(f"{prefix}learner/state.json", self.copied)
         return [manifest.describe_object(self.store, prefix, "learner/state.json")]
 
     @override

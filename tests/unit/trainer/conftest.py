@@ -180,11 +180,12 @@ class World:
         return [dict(r) for r in latest_rows(StoreRecord(self.store).rows()) if r["kind"] == kind]
 
     async def crash(self, *, after: int) -> None:
-        """One controller that dies after so many steps, as with kill -9."""
+        """One controller that dies after so many steps, as with kill -9, its checkpoints stored."""
 
         def prepare(run: Run) -> None:
             assert isinstance(run.learners, SimulatedLearners)
             run.learners.steps_until_crash = after
+            run.learners.before_crash = run.checkpoints.wait_stored
 
         with pytest.raises(ExceptionGroup) as caught:
             await self.train(prepare)

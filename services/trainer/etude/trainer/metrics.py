@@ -74,7 +74,7 @@ COMPACTOR_FAILURES = Counter(
 LOG_DEPTH = Gauge("etude_log_depth", "Records that are not durable yet.", ["log"])
 CHECKPOINT = Histogram(
     "etude_checkpoint_seconds",
-    "Writing one checkpoint.",
+    "Writing one checkpoint; copy is the part that steps wait for.",
     ["stage"],
     buckets=(0.05, 0.2, 1, 5, 20, 60, 300),
 )

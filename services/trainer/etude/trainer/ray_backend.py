@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 UPLOADS = "uploads"
 """Ray's name for the thread of a learner rank that uploads encoded versions."""
 
+CHECKPOINTS = "checkpoints"
+"""Ray's name for the thread of a learner rank that stores its part of a checkpoint."""
+
 OBJECT_STORE_BYTES = 256 << 20
 """Batches travel through it one at a time; Ray spills what does not fit."""
 
@@ -145,8 +148,8 @@ async def _start_learners(configs: Sequence[LearnerConfig], gpus_per_node: int) 
         rendezvous = await _open_rendezvous(places[0])
         configs = [replace(config, rendezvous=rendezvous) for config in configs]
     options = {"num_cpus": 0, "num_gpus": min(1, gpus_per_node), "max_restarts": 0}
-    # Uploads have a thread of their own; everything else stays on one, in the order of the calls.
-    actor = ray.remote(concurrency_groups={UPLOADS: 1})(LearnerRank)
+    # Uploads have threads of their own; everything else stays on one, in the order of the calls.
+    actor = ray.remote(concurrency_groups={UPLOADS: 1, CHECKPOINTS: 1})(LearnerRank)
     ranks = [
         actor.options(**options, scheduling_strategy=place.strategy).remote(config)
         for place, config in zip(places, configs, strict=True)
@@ -246,9 +249,14 @@ class RayLearners(Learners):
         await self._answers("upload", version, group=UPLOADS)
 
     @override
+    async def copy_state(self) -> None:
+        await self._call("copy_state")
+
+    @override
     async def save(self, prefix: str) -> list[CheckpointObject]:
-        objects: list[CheckpointObject] = await self._call("save", prefix)
-        return objects
+        objects: list[list[CheckpointObject]]
+        objects = await self._answers("save", prefix, group=CHECKPOINTS)
+        return [each for of_rank in objects for each in of_rank]
 
     @override
     async def restore(self, prefix: str) -> None:

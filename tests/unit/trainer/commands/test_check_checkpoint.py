@@ -13,11 +13,11 @@ from etude.common.api.storage import Storage
 from etude.common.blobs import Store, open_store
 from etude.common.checkpoints import manifest as checkpoints_manifest
 from etude.common.checkpoints.job import EXIT_CORRUPT, VARIABLE, verify_checkpoint
-from etude.common.checkpoints.manifest import MANIFEST, CheckpointManifest
+from etude.common.checkpoints.manifest import CONTROLLER, MANIFEST, CheckpointManifest
 from etude.common.errors import CorruptError
 from etude.common.process import EXIT_TRY_AGAIN
 from etude.trainer.commands import check_checkpoint
-from etude.trainer.controller.checkpoints.state import CONTROLLER, ControllerState, Cursor, Figures
+from etude.trainer.controller.checkpoints.state import ControllerState, Cursor, Figures
 from etude.trainer.controller.journal.ledger import LedgerState
 from etude.trainer.learner.batches import SupervisedSequence
 from etude.trainer.learner.config import LearnerConfig
@@ -57,9 +57,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     learner.start_phase(SFT, 0)
     ids = np.arange(12, dtype=np.int32)
     learner.supervised_step([SupervisedSequence(token_ids=ids, weights=np.ones(12, np.float32))])
-    learner.save("000001/learner")
+    learner.copy_state()
+    learner.save("000001/001/learner")
     found = open_store(f"file://{tmp_path}/run")
-    found.put(f"000001/{CONTROLLER}", STATE.model_dump_json().encode())
+    found.put(f"000001/001/{CONTROLLER}", STATE.model_dump_json().encode())
     return found
 
 
@@ -101,11 +102,11 @@ def of_another_model(store: Store) -> None:
 
 def of_another_format(store: Store) -> None:
     state = json.loads(STATE.model_dump_json())
-    store.put(f"000001/{CONTROLLER}", json.dumps({**state, "format": 2}).encode())
+    store.put(f"000001/001/{CONTROLLER}", json.dumps({**state, "format": 2}).encode())
 
 
 def without_an_index(store: Store) -> None:
-    store.delete(["000001/learner/index.json"])
+    store.delete(["000001/001/learner/00000.json"])
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def without_an_index(store: Store) -> None:
     [
         (of_another_model, "the model has"),
         (of_another_format, "controller.json"),
-        (without_an_index, "index.json: missing"),
+        (without_an_index, r"00000\.json: missing"),
     ],
 )
 def test_what_is_whole_and_cannot_be_gone_on_from_is_corrupt(

@@ -45,8 +45,9 @@ async def test_falling_back_over_the_end_of_a_phase_keeps_the_batches_of_the_nex
     assert await whole.train()
     world = make_world(given=given)
     await world.crash(after=SFT_STEPS + RL_STEPS + 1)
-    end = f"checkpoints/{SFT_STEPS + RL_STEPS:012d}/000001/learner/state.json"
-    world.store.objects[end] = b"garbage"
+    end = f"checkpoints/{SFT_STEPS + RL_STEPS:012d}/000001/"
+    [state] = [k for k in world.store.objects if k.startswith(end) and k.endswith("state.json")]
+    world.store.objects[state] = b"garbage"
     assert await world.train()
     assert world.digest == whole.digest
     assert world.audit(max_staleness=0).findings == []
@@ -162,9 +163,10 @@ async def test_a_controller_that_stalls_while_it_saves_touches_only_its_own_fold
 ) -> None:
     world = make_world()
     stalled, _, _ = world.start()
-    await stalled.learners.save("checkpoints/000000000004/000001/")
+    await stalled.learners.copy_state()
+    await stalled.learners.save("checkpoints/000000000004/000001/001/")
     assert await world.train()
-    await stalled.learners.save("checkpoints/000000000004/000001/")
+    await stalled.learners.save("checkpoints/000000000004/000001/001/")
     problems: list[str] = []
     for found in stored_checkpoints(world.store, run="run"):
         check_digests(world.store, found)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from blake3 import blake3
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from etude.common.api.run.lora import Lora
@@ -15,8 +16,10 @@ from etude.common.api.run.weights import Weights
 from etude.common.api.storage import Storage
 from etude.common.blobs import Store, open_store
 from etude.common.errors import CorruptError, UserError, WrongStateError
+from etude.common.weights.protocol import records
 from etude.common.weights.tensors import safetensors
 from etude.trainer.learner.batches import PolicyBatch, PolicySequence, SupervisedSequence
+from etude.trainer.learner.checkpoint.index import read_indexes
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.learner import Learner
 
@@ -92,6 +95,7 @@ def test_a_restored_supervised_phase_goes_on_bit_for_bit(build: Build, lora: Lor
     one.start_phase(SFT, 0)
     for seed in range(4):
         one.supervised_step(texts(seed))
+    one.copy_state()
     one.save("checkpoints/4/learner")
     expected = [one.supervised_step(texts(seed)) for seed in (4, 5)]
     other = build(seed=99, lora=lora)
@@ -111,6 +115,7 @@ def test_a_restored_policy_phase_keeps_its_reference(build: Build, lora: Lora | 
     one = build(lora=lora)
     one.start_phase(RL, 0)
     one.policy_step(rollouts(0))
+    one.copy_state()
     one.save("checkpoints/1/learner")
     expected = one.policy_step(rollouts(1))
     other = build(lora=lora)
@@ -147,6 +152,7 @@ def test_a_new_phase_starts_its_optimiser_afresh(build: Build) -> None:
     fresh, carried = build(), build()
     carried.start_phase(SFT, 0)
     carried.supervised_step(texts(0))
+    carried.copy_state()
     carried.save("checkpoints/1/learner")
     fresh.restore("checkpoints/1/learner")
     second = {**SFT, "name": "sft-2"}
@@ -161,6 +167,7 @@ def test_a_new_phase_starts_its_optimiser_afresh(build: Build) -> None:
 def test_a_checkpoint_before_the_first_step_can_be_restored(build: Build) -> None:
     one = build(seed=3)
     one.start_phase(SFT, 0)
+    one.copy_state()
     one.save("checkpoints/0/learner")
     other = build(seed=4)
     other.restore("checkpoints/0/learner")
@@ -173,14 +180,15 @@ def test_a_checkpoint_before_the_first_step_can_be_restored(build: Build) -> Non
 def test_a_checkpoint_names_every_object_with_its_size(build: Build, store: Store) -> None:
     learner = build()
     learner.start_phase(SFT, 0)
+    learner.copy_state()
     written = learner.save("checkpoints/0/learner")
     found = store.list("checkpoints/0/learner/")
     assert sorted((o.key, o.size) for o in written) == [(o.key, o.size) for o in found]
-    assert written[-1].key == "checkpoints/0/learner/index.json"
+    assert written[-1].key == "checkpoints/0/learner/00000.json"
 
 
 def part_of(store: Store, prefix: str) -> str:
-    return next(o.key for o in store.list(prefix) if o.key.endswith(".safetensors"))
+    return next(o.key for o in store.list(prefix) if o.key.endswith(".bin"))
 
 
 def flip(data: bytes) -> bytes:
@@ -191,13 +199,13 @@ def flip(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
-        (flip, r"(does not match its|no JSON)"),
-        (lambda data: data[:-1], r"(bytes, the index says|no JSON|no sealed)"),
-        (lambda _: b"", r"(0 bytes|no JSON|no sealed)"),
+        (flip, r"(do not match their|no JSON)"),
+        (lambda data: data[:-1], r"(shorter than its index|no JSON|no sealed)"),
+        (lambda _: b"", r"(shorter than its index|no JSON|no sealed)"),
         (lambda _: None, "missing"),
     ],
 )
-@pytest.mark.parametrize("target", ["index.json", "part"])
+@pytest.mark.parametrize("target", ["index", "part"])
 def test_a_damaged_checkpoint_is_refused_by_object_and_nothing_changes(
     build: Build,
     store: Store,
@@ -207,8 +215,9 @@ def test_a_damaged_checkpoint_is_refused_by_object_and_nothing_changes(
 ) -> None:
     learner = build()
     learner.start_phase(SFT, 0)
+    learner.copy_state()
     learner.save("good")
-    key = "good/index.json" if target == "index.json" else part_of(store, "good/")
+    key = "good/00000.json" if target == "index" else part_of(store, "good/")
     data = damage(store.get(key))
     store.delete([key])
     if data is not None:
@@ -221,9 +230,61 @@ def test_a_damaged_checkpoint_is_refused_by_object_and_nothing_changes(
     learner.supervised_step(texts(1))
 
 
+def rewrite_in_format_1(store: Store, prefix: str) -> None:
+    """Store a state as earlier releases did: complete tensors in two safetensors files."""
+    saved = read_indexes(store, prefix)
+    [stream] = saved.streams
+    data = b"".join(store.get(key) for key in stream.keys)
+    tensors = [
+        safetensors.Tensor(
+            name=shard.name,
+            dtype=shard.dtype,
+            shape=shard.shape,
+            data=data[shard.offset : shard.offset + shard.num_bytes],
+        )
+        for shard in stream.shards
+    ]
+    store.delete([info.key for info in store.list(f"{prefix}/")])
+    parts: list[Any] = []
+    for number, part in enumerate((tensors[:9], tensors[9:])):
+        content = safetensors.encode(part)
+        digest = blake3(content).hexdigest()
+        parts.append({"name": f"{number:04d}-{digest[:16]}.safetensors", "blake3": digest})
+        parts[-1]["size"] = len(content)
+        store.put(f"{prefix}/{parts[-1]['name']}", content)
+    index: dict[str, Any] = {
+        "format": 1,
+        "parts": parts,
+        "tensors": len(tensors),
+        "state": saved.state,
+    }
+    store.put(f"{prefix}/index.json", records.seal(index))
+
+
+def test_a_checkpoint_of_an_earlier_release_is_restored_and_its_damage_named(
+    build: Build, store: Store
+) -> None:
+    one = build()
+    one.start_phase(RL, 0)
+    one.policy_step(rollouts(0))
+    one.copy_state()
+    one.save("old")
+    rewrite_in_format_1(store, "old")
+    other = build(seed=99)
+    assert other.restore("old") == ("rl", 1)
+    assert other.policy_step(rollouts(1)).weight_digest == (
+        one.policy_step(rollouts(1)).weight_digest
+    )
+    key = next(info.key for info in store.list("old/0001"))
+    store.put(key, flip(store.get(key)))
+    with pytest.raises(CorruptError, match=rf"{key}.* do not match their BLAKE3 digest"):
+        other.restore("old")
+
+
 def test_a_checkpoint_of_another_model_is_refused(build: Build, tmp_path: Path) -> None:
     learner = build()
     learner.start_phase(SFT, 0)
+    learner.copy_state()
     learner.save("good")
     config = json.loads((MODEL / "config.json").read_text())
     (tmp_path / "wide").mkdir()
@@ -237,7 +298,7 @@ def test_a_checkpoint_of_another_model_is_refused(build: Build, tmp_path: Path) 
 
 def test_a_learner_without_a_phase_has_nothing_to_save(build: Build) -> None:
     with pytest.raises(WrongStateError, match="no phase was started"):
-        build().save("checkpoints/0/learner")
+        build().copy_state()
 
 
 def test_an_exported_folder_loads_in_transformers_with_equal_weights(

@@ -12,40 +12,40 @@ from etude.common.errors import StoreError
 from etude.trainer.learner.protocol import LearnerLostError
 from etude.trainer.ray_backend import RayLearners
 
-Call = Callable[[object], Awaitable[Any]]
+Call = Callable[[], Awaitable[Any]]
 
 
 def learners(*calls: Call) -> RayLearners:
-    """Ranks that answer to save as given."""
+    """Ranks that answer to copy_state as given."""
     starting: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-    starting.set_result([SimpleNamespace(save=SimpleNamespace(remote=call)) for call in calls])
+    starting.set_result([SimpleNamespace(copy_state=SimpleNamespace(remote=call)) for call in calls])
     return RayLearners(starting)
 
 
 def raising(cause: Exception) -> Call:
-    async def fail(_: object) -> None:
+    async def fail() -> None:
         traceback = "Traceback (most recent call last): ..."
-        error = RayTaskError("save", traceback, cause, ip="10.0.0.1")
+        error = RayTaskError("copy_state", traceback, cause, ip="10.0.0.1")
         raise error.as_instanceof_cause()
 
     return fail
 
 
 def losing(error: RayError) -> Call:
-    async def fail(_: object) -> None:
+    async def fail() -> None:
         await asyncio.sleep(0.01)
         raise error
 
     return fail
 
 
-async def saving(_: object) -> list[Any]:
+async def copying() -> list[Any]:
     return []
 
 
 async def test_an_error_of_a_rank_keeps_its_message_without_the_ranks_traceback() -> None:
     with pytest.raises(StoreError) as caught:
-        await learners(raising(StoreError("the bucket is gone"))).save("checkpoints/")
+        await learners(raising(StoreError("the bucket is gone"))).copy_state()
     assert str(caught.value) == "the bucket is gone"
     assert isinstance(caught.value.__cause__, RayTaskError)
 
@@ -55,13 +55,13 @@ async def test_a_collective_that_fails_for_want_of_a_peer_is_the_loss_of_that_pe
     loss: RayError,
 ) -> None:
     closed = raising(RuntimeError("Connection closed by peer"))
-    with pytest.raises(LearnerLostError, match="learner rank 1 died in save"):
-        await learners(closed, losing(loss)).save("checkpoints/")
+    with pytest.raises(LearnerLostError, match="learner rank 1 died in copy_state"):
+        await learners(closed, losing(loss)).copy_state()
     with pytest.raises(LearnerLostError):
-        await learners(saving, losing(loss)).save("checkpoints/")
+        await learners(copying, losing(loss)).copy_state()
 
 
 async def test_an_error_without_a_loss_stays_what_it_was() -> None:
-    for others in ([], [saving], [raising(RuntimeError("also"))]):
+    for others in ([], [copying], [raising(RuntimeError("also"))]):
         with pytest.raises(RuntimeError, match="CUDA out of memory"):
-            await learners(raising(RuntimeError("CUDA out of memory")), *others).save("c/")
+            await learners(raising(RuntimeError("CUDA out of memory")), *others).copy_state()

@@ -1,10 +1,13 @@
 """Checkpoints in the object store: a manifest written last, with the digest of every object.
 
-checkpoints/<step:012d>/<epoch:06d>/learner/…        state of the learner
-checkpoints/<step:012d>/<epoch:06d>/controller.json  state of the controller at the same step
+checkpoints/<step:012d>/<epoch:06d>/<attempt:03d>/learner/…        state of the learner,
+checkpoints/<step:012d>/<epoch:06d>/<attempt:03d>/controller.json  of the controller
 checkpoints/<step:012d>/model/…                      Hugging Face folder, at the end of a phase
 checkpoints/<step:012d>/adapter/…                    PEFT folder with it, of a run of adapters
 checkpoints/<step:012d>/manifest.json                written last: without it there is no checkpoint
+
+Each attempt of a controller has a folder of its own, so that nothing which a manifest names is ever
+overwritten. (Earlier releases wrote learner/… and controller.json right below the epoch.)
 
 A run that was rolled back to an older checkpoint saves under <step:012d>-<branch:03d>/ from then
 on, so that nothing of what it left is overwritten.
@@ -13,6 +16,7 @@ on, so that nothing of what it left is overwritten.
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, NamedTuple
 
 from blake3 import blake3
@@ -23,11 +27,15 @@ from etude.common.errors import CorruptError
 
 CHECKPOINTS = "checkpoints/"
 MANIFEST = "manifest.json"
+CONTROLLER = "controller.json"
 
 _PLACE = re.compile(r"([0-9]{12})(?:-([0-9]{3,}))?")
 
-_READ_BYTES = 64 << 20
+_READ_BYTES = 16 << 20
 """Objects are hashed in pieces of this size, so that a large one does not fill the memory."""
+
+_READS_AT_ONCE = 8
+"""Objects that are hashed at the same time."""
 
 Reason = Literal["Scheduled", "Manual", "Suspend", "Failure", "PhaseEnd", "Final"]
 
@@ -104,6 +112,18 @@ class CheckpointManifest(BaseModel):
     def size_bytes(self) -> int:
         return sum(item.size for item in self.objects)
 
+    @property
+    def state_folder(self) -> str:
+        """Folder with the states of learner and controller below the prefix; ends with a slash.
+
+        Raises:
+            CorruptError: there is no state of a controller, or more than one.
+        """
+        found = [each.key for each in self.objects if each.key.rpartition("/")[2] == CONTROLLER]
+        if len(found) != 1 or "/" not in found[0]:
+            raise CorruptError(f"step {self.step}: {len(found)} objects are named {CONTROLLER}")
+        return found[0].removesuffix(CONTROLLER)
+
 
 class StoredCheckpoint(NamedTuple):
     """A manifest and its location."""
@@ -149,6 +169,39 @@ def list_checkpoints(store: Store) -> list[CheckpointId]:
     return sorted(found)
 
 
+def delete_unfinished(store: Store, *, epoch: int) -> list[str]:
+    """Delete what was written of checkpoints that never got their manifest.
+
+    Args:
+        store: the run's store.
+        epoch: of the caller, which writes no checkpoint now. Objects of later ones stay, and so do
+            exported models, which name no epoch.
+
+    Returns:
+        The deleted keys.
+    """
+    listed: dict[str, list[str]] = {}
+    for info in store.list(CHECKPOINTS):
+        folder, _, name = info.key.removeprefix(CHECKPOINTS).partition("/")
+        if _PLACE.fullmatch(folder):
+            listed.setdefault(folder, []).append(name)
+    doomed = [
+        f"{CHECKPOINTS}{folder}/{name}"
+        for folder, names in listed.items()
+        if MANIFEST not in names
+        for name in names
+        if 0 < epoch_of(name) <= epoch
+    ]
+    store.delete(doomed)
+    return doomed
+
+
+def epoch_of(key: str) -> int:
+    """Epoch whose controller wrote an object of a checkpoint; 0 if its key names none."""
+    folder = key.partition("/")[0]
+    return int(folder) if folder.isdecimal() else 0
+
+
 def read_checkpoint(
     store: Store, place: CheckpointId, *, run: str | None = None
 ) -> StoredCheckpoint:
@@ -190,14 +243,19 @@ def check_digests(store: Store, found: StoredCheckpoint) -> None:
     Raises:
         CorruptError: an object is missing or differs.
     """
-    for item in found.manifest.objects:
-        where = f"{store.url}/{found.prefix}{item.key}"
+    objects = found.manifest.objects
+
+    def describe(item: CheckpointObject) -> CheckpointObject | None:
         try:
-            present = describe_object(store, found.prefix, item.key)
-        except MissingError as cause:
-            raise CorruptError(f"{where}: is missing") from cause
-        if present != item:
-            raise CorruptError(f"{where}: does not match the manifest")
+            return describe_object(store, found.prefix, item.key)
+        except MissingError:
+            return None
+
+    with ThreadPoolExecutor(_READS_AT_ONCE) as pool:
+        for item, present in zip(objects, pool.map(describe, objects), strict=True):
+            if present != item:
+                what = "is missing" if present is None else "does not match the manifest"
+                raise CorruptError(f"{store.url}/{found.prefix}{item.key}: {what}")
 
 
 def first_intact(

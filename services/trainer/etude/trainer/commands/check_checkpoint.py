@@ -15,15 +15,11 @@ from etude.common.checkpoints.job import (
     run_or_exit,
     verify_checkpoint,
 )
-from etude.common.checkpoints.manifest import CheckpointManifest
+from etude.common.checkpoints.manifest import CONTROLLER, CheckpointManifest
 from etude.common.errors import CorruptError
 from etude.common.model_sources.run_model import find_run_model
 from etude.common.stores import open_run_store, open_source
-from etude.trainer.controller.checkpoints.state import (
-    CONTROLLER,
-    ControllerState,
-    epoch_folder,
-)
+from etude.trainer.controller.checkpoints.state import ControllerState
 
 CONFIG = "config.json"
 LEARNER = "learner"
@@ -44,7 +40,7 @@ def load(store: Store, digest: str, *, model: Store | None) -> None:
         StoreError: the store failed.
     """
     manifest = verify_checkpoint(store, digest)
-    folder = epoch_folder(manifest.epoch)
+    folder = manifest.state_folder
     _check_controller(store, folder)
     config = _config(store, manifest, model)
     with TemporaryDirectory() as name:
@@ -76,16 +72,17 @@ def _check_learner(store: Store, prefix: str, model: Path | None) -> None:
     # Torch comes once it is known that there is something to load.
     import torch  # noqa: PLC0415
 
-    from etude.trainer.learner import checkpoint  # noqa: PLC0415
+    from etude.trainer.learner.checkpoint import index, reader  # noqa: PLC0415
     from etude.trainer.learner.phase import PhaseManager, read_lora  # noqa: PLC0415
     from etude.trainer.model.fsdp import RankGroup  # noqa: PLC0415
     from etude.trainer.model.policy import load_policy  # noqa: PLC0415
 
-    state = checkpoint.read_state(store, prefix).state
+    saved = index.read_indexes(store, prefix)
     if model is None:
+        reader.verify_blocks(store, saved)
         return
     alone = RankGroup(rank=0, size=1, device=torch.device("cpu"))
-    policy = load_policy(model, seed=0, lora=read_lora(state))
+    policy = load_policy(model, seed=0, lora=read_lora(saved.state))
     PhaseManager(policy, alone).restore(store, prefix)
 
 

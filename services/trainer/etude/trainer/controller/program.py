@@ -7,17 +7,19 @@ import time
 from etude.common.api.run.phases import inherit_context
 from etude.common.checkpoints import manifest
 from etude.common.checkpoints.manifest import StoredCheckpoint
+from etude.common.errors import StoreError
 from etude.common.weights import VersionId
 from etude.trainer import metrics
-from etude.trainer.controller.checkpoints.state import epoch_folder
 from etude.trainer.controller.inputs import TaskSets
 from etude.trainer.controller.phases.evaluation import Evaluator
 from etude.trainer.controller.phases.reinforcement import ReinforcementPhase
 from etude.trainer.controller.phases.supervised import train_supervised
 from etude.trainer.controller.phases.targets import passes_gate
-from etude.trainer.controller.progress import slow_step_s
+from etude.trainer.controller.progress import RunFailedError, slow_step_s
 from etude.trainer.controller.reporting.commands import dump_stacks
-from etude.trainer.controller.run import Run
+from etude.trainer.controller.run import Run, root_cause
+from etude.trainer.export.receipts import NonFiniteWeightsError
+from etude.trainer.learner.batches import NonFiniteLossError
 from etude.v1 import run_pb2
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,9 @@ EVALUATION_LIMIT_S = 3_600.0
 
 WATCH_EVERY_S = 5.0
 
+_ENDINGS = (RunFailedError, NonFiniteLossError, NonFiniteWeightsError)
+"""Errors of training that end the run for good."""
+
 
 async def train(run: Run, task_sets: TaskSets, *, checkpoint: StoredCheckpoint | None) -> bool:
     """Train until the run is done; False if the controller was told to stop earlier.
@@ -43,6 +48,15 @@ async def train(run: Run, task_sets: TaskSets, *, checkpoint: StoredCheckpoint |
         RunFailedError: the run cannot continue, and a restart would not help.
         FencedError: a newer controller took over.
     """
+    try:
+        return await _train_beside_helpers(run, task_sets, checkpoint)
+    finally:
+        await run.checkpoints.cancel()
+
+
+async def _train_beside_helpers(
+    run: Run, task_sets: TaskSets, checkpoint: StoredCheckpoint | None
+) -> bool:
     async with asyncio.TaskGroup() as group:
         helpers = [
             group.create_task(run.book.journal.run(), name="journal"),
@@ -51,7 +65,14 @@ async def train(run: Run, task_sets: TaskSets, *, checkpoint: StoredCheckpoint |
             group.create_task(_watchdog(run), name="watchdog"),
             group.create_task(run.publishing.run_compaction(), name="compaction"),
         ]
-        is_done = await _run_phases(run, task_sets, checkpoint)
+        try:
+            is_done = await _run_phases(run, task_sets, checkpoint)
+        except Exception as error:
+            if isinstance(root_cause(error), _ENDINGS):
+                # A checkpoint of an earlier step is still valid.
+                await run.checkpoints.wait_stored()
+            raise
+        await run.checkpoints.wait_stored()
         await run.book.journal.wait_durable()
         await run.reporter.recorder.finish()
         for task in helpers:
@@ -93,12 +114,12 @@ async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> bool:
 
     Returns True, so that a cancelled start can be told apart.
     """
+    await asyncio.to_thread(_delete_unfinished, run)
     for found in await asyncio.to_thread(_stored_checkpoints, run):
         run.commands.requests.mark_fulfilled(found.manifest.request)
         await run.checkpoints.announce_checkpoint(found)
     if checkpoint is not None:
-        folder = epoch_folder(checkpoint.manifest.epoch)
-        await run.learners.restore(checkpoint.prefix + folder)
+        await run.learners.restore(checkpoint.prefix + checkpoint.manifest.state_folder)
         saver, step = run.checkpoints.saver, checkpoint.manifest.step
         saver.last_step, saver.last = step, checkpoint
         if run.progress.cursor.policy is not None:
@@ -106,6 +127,16 @@ async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> bool:
         run.reporter.record_event("Resumed", f"from the checkpoint of step {step}")
     await run.publishing.publish()
     return True
+
+
+def _delete_unfinished(run: Run) -> None:
+    try:
+        deleted = manifest.delete_unfinished(run.store, epoch=run.progress.epoch)
+    except StoreError as error:
+        log.warning("unfinished checkpoints stay: %s", error)
+    else:
+        if deleted:
+            log.info("%d objects of unfinished checkpoints were deleted", len(deleted))
 
 
 def _stored_checkpoints(run: Run) -> list[StoredCheckpoint]:

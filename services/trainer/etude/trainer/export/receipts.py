@@ -28,7 +28,7 @@ class NonFiniteWeightsError(EtudeError):
 
 
 class PeerFailedError(EtudeError):
-    """Another rank could not pack its part of a version, and raises why; nothing was uploaded."""
+    """Another rank could not do its part of a collective call, and raises why; nothing changed."""
 
     reason: ClassVar[str] = "PeerFailed"
 

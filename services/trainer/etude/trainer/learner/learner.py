@@ -9,6 +9,7 @@ import torch
 from etude.common import weights
 from etude.common.api.run.phases import Phase
 from etude.common.blobs import ObjectInfo, open_store
+from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.errors import WrongStateError
 from etude.common.weights import VersionId
 from etude.trainer.export import hf_folder, peft_folder
@@ -44,7 +45,7 @@ from etude.trainer.model.weight_digest import weight_digest
 class Learner:
     """Trains one copy, or one rank's shard, of the policy; a plain class that Ray may wrap.
 
-    Every method but upload() is collective: with more than one rank, call it on all of them alike.
+    Every method but upload() and save() is collective: call it on all ranks alike.
     """
 
     def __init__(self, config: LearnerConfig) -> None:
@@ -266,27 +267,32 @@ class Learner:
             self._store, prefix, policy=self.policy, ranks=self._ranks, base_uri=base_uri
         )
 
-    def save(self, prefix: str) -> list[ObjectInfo]:
-        """Write the complete state below prefix; rank 0 lists the objects.
+    def copy_state(self) -> None:
+        """Copy this rank's part of the complete state to memory, for save().
 
         Raises:
-            NonFiniteWeightsError: some weights are NaN or infinite; nothing was written.
-            StoreError: the store failed.
+            NonFiniteWeightsError: some weights are NaN or infinite; nothing was copied.
             WrongStateError: no phase was started.
         """
         self._check_finite()
-        return self._phases.save(
-            self._store,
-            prefix,
-            self._current_phase(),
-            is_published=self._publisher.is_following,
-        )
+        self._phases.copy_state(self._current_phase(), is_published=self._publisher.is_following)
+
+    def save(self, prefix: str) -> list[CheckpointObject]:
+        """Store this rank's copied part below prefix; not collective, may run during a step.
+
+        Raises:
+            StoreError: the store failed; save again.
+            WrongStateError: nothing was copied, or a newer state was copied meanwhile.
+        """
+        return self._phases.write_copy(self._store, prefix)
 
     def restore(self, prefix: str) -> PhasePosition:
-        """Restore a saved state; nothing changes unless all of it is valid.
+        """Restore a saved state; nothing changes unless every rank can read its shards.
 
         Raises:
             CorruptError: an object is missing, damaged or of another model; it is named.
+            PeerFailedError: another rank could not read its shards, and raises why.
+            StoreError: the store failed.
         """
         restored = self._phases.restore(self._store, prefix)
         self._state = restored.state

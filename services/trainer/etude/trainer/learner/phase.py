@@ -12,23 +12,30 @@ from torch import Tensor, nn
 from etude.common.api.meta import Model
 from etude.common.api.run.lora import Lora
 from etude.common.api.run.phases import AsyncLimits, Phase, RolloutPolicy
-from etude.common.blobs import ObjectInfo, Store
+from etude.common.blobs import Store
+from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.errors import (
     CorruptError,
     InvalidFieldError,
     Problem,
+    StoreError,
     UserError,
     WrongStateError,
 )
 from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.algorithms.registry import build_algorithm
-from etude.trainer.export import hf_folder
-from etude.trainer.learner import checkpoint
+from etude.trainer.export.receipts import PeerFailedError
+from etude.trainer.learner.checkpoint import index, reader
+from etude.trainer.learner.checkpoint.shard_memory import ShardMemory
+from etude.trainer.learner.checkpoint.writer import StateWriter
 from etude.trainer.learner.optimiser import Optimiser
 from etude.trainer.model.fsdp import RankGroup, reshard_parameters
-from etude.trainer.model.parameters import StepObserver, fill_shard, gather_full, parameters_by_name
+from etude.trainer.model.parameters import StepObserver, parameters_by_name
 from etude.trainer.model.policy import Policy, copy_frozen
 from etude.trainer.model.positions import set_positions
+
+RNG = "rng"
+"""Name of the state of torch's generator, which has the same value on every rank."""
 
 
 class PhasePosition(NamedTuple):
@@ -99,8 +106,19 @@ class AdaptersChangedError(UserError):
         )
 
 
+class _StagedState(NamedTuple):
+    """A state that was read into memory, and the tensors that it goes to."""
+
+    restored: RestoredPhase
+    tensors: dict[str, Tensor]
+    memory: ShardMemory
+
+
 class PhaseManager:
-    """Begins, saves and restores the phases of one policy; every method is collective."""
+    """Begins, saves and restores the phases of one policy.
+
+    Every method but write_copy() is collective.
+    """
 
     def __init__(
         self, policy: Policy, ranks: RankGroup, *, steps: StepObserver | None = None
@@ -110,6 +128,7 @@ class PhaseManager:
         self._ranks = ranks
         self._steps = steps
         self._source = copy.deepcopy(policy.config)
+        self._writer = StateWriter(ranks)
 
     def begin(self, parsed: Phase, step: int, *, under_way: PhaseState | None) -> PhaseState:
         """Begin a phase of which `step` steps are done, or update it if it is under way.
@@ -151,26 +170,11 @@ class PhaseManager:
         except ValueError as cause:
             raise InvalidFieldError(f"phase {phase.name}: contextExtension", str(cause)) from cause
 
-    def save(
-        self, store: Store, prefix: str, state: PhaseState, *, is_published: bool
-    ) -> list[ObjectInfo]:
-        """Write the complete state below prefix; rank 0 lists the objects.
-
-        Raises:
-            StoreError: the store failed.
-        """
+    def copy_state(self, state: PhaseState, *, is_published: bool) -> None:
+        """Copy this rank's shards of the complete state to memory, to be written later."""
         for module in (self._policy, state.reference):
             if module is not None:
                 reshard_parameters(module)
-        live = {**self._live_tensors(state), "rng": torch.get_rng_state()}
-        # Gather everything first: a store that fails midway must not leave other ranks waiting.
-        named: dict[str, Tensor] = {}
-        for name, tensor in live.items():
-            complete = gather_full(tensor)
-            if self._ranks.is_first:
-                named[name] = complete.cpu()
-        if not self._ranks.is_first:
-            return []
         about = _SavedPhase(
             phase=state.phase,
             step=state.step,
@@ -179,22 +183,49 @@ class PhaseManager:
             is_published=is_published,
             lora=self._policy.lora,
         )
-        return checkpoint.write_state(
-            store,
-            prefix,
-            tensors=(hf_folder.to_wire_tensor(name, tensor) for name, tensor in named.items()),
-            state=about.model_dump(mode="json"),
-        )
+        self._writer.copy_state(self._live_tensors(state), about.model_dump(mode="json"))
+
+    def write_copy(self, store: Store, prefix: str) -> list[CheckpointObject]:
+        """Store the copied shards below prefix; it may run during a step.
+
+        Raises:
+            StoreError: the store failed; write again.
+            WrongStateError: nothing was copied, or a newer state was copied meanwhile.
+        """
+        return self._writer.write_copy(store, prefix)
 
     def restore(self, store: Store, prefix: str) -> RestoredPhase:
-        """Restore a saved state; nothing changes unless all of it is valid.
+        """Restore a saved state; nothing changes unless every rank can read its shards.
+
+        Raises:
+            CorruptError: an object is missing, damaged or of another model; it is named.
+            PeerFailedError: another rank could not read its shards, and raises why.
+            StoreError: the store failed.
+        """
+        error: CorruptError | StoreError | None = None
+        staged: _StagedState | None = None
+        try:
+            staged = self._stage(store, prefix)
+        except (CorruptError, StoreError) as caught:
+            error = caught
+        failed = int(self._ranks.total(torch.tensor(int(error is not None))))
+        if error is not None:
+            raise error
+        if failed or staged is None:
+            raise PeerFailedError(f"{failed} other ranks could not read their shards of {prefix}")
+        staged.memory.copy_to(staged.tensors)
+        torch.set_rng_state(staged.tensors[RNG])
+        return staged.restored
+
+    def _stage(self, store: Store, prefix: str) -> "_StagedState":
+        """Read this rank's shards into memory.
 
         Raises:
             AdaptersChangedError: the policy has other adapters.
             CorruptError: an object is missing, damaged or of another model; it is named.
         """
         where = f"{store.url}/{prefix}"
-        saved = checkpoint.read_state(store, prefix)
+        saved = index.read_indexes(store, prefix)
         try:
             about = _SavedPhase.model_validate(saved.state)
         except ValidationError as cause:
@@ -209,20 +240,23 @@ class PhaseManager:
             copy_frozen(self._policy, self._ranks) if about.has_reference else None,
         )
         state.optimiser.reset_moments(updates=about.updates)
-        live = self._live_tensors(state)
-        rng = saved.tensors.pop("rng", torch.zeros(0))
-        checkpoint.check_fit(saved.tensors, live, where=where)
-        torch.set_rng_state(rng)
-        for name, tensor in live.items():
-            fill_shard(tensor, saved.tensors[name])
-        return RestoredPhase(state, about.is_published)
+        tensors = self._live_tensors(state)
+        index.check_fit(saved, tensors, where=where)
+        memory = ShardMemory.allocate(tensors)
+        reader.read_shards(store, saved, memory, where=where)
+        generator = next(shard for shard in memory.shards if shard.name == RNG)
+        try:
+            torch.Generator().set_state(memory.view(generator))
+        except RuntimeError as cause:
+            raise CorruptError(f"{where}: tensor {RNG!r} is no generator's: {cause}") from cause
+        return _StagedState(RestoredPhase(state, about.is_published), tensors, memory)
 
     def _optimiser(self, phase: Phase) -> Optimiser:
         return Optimiser(self._policy, phase, steps=self._steps)
 
     def _live_tensors(self, state: PhaseState) -> dict[str, Tensor]:
-        """All tensors that training changes, sharded as they are."""
-        tensors: dict[str, Tensor] = {}
+        """All tensors that training changes, sharded as they are, and a copy of the generator's."""
+        tensors: dict[str, Tensor] = {RNG: torch.get_rng_state()}
         for kind, policy in (("model", self._policy), ("reference", state.reference)):
             if policy is not None:
                 named = parameters_by_name(policy)

@@ -49,8 +49,15 @@ class Learners(Protocol):
     async def upload(self, version: VersionId) -> None:
         """Upload an encoded version; other calls may run meanwhile."""
 
+    async def copy_state(self) -> None:
+        """Copy the complete state of the present step to the ranks' memory, for save()."""
+
     async def save(self, prefix: str) -> list[CheckpointObject]:
-        """Write the complete state to <prefix>learner/; keys are relative to the prefix."""
+        """Write the copied state to <prefix>learner/; other calls may run meanwhile.
+
+        Returns:
+            Objects of all ranks; keys are relative to the prefix.
+        """
         ...
 
     async def restore(self, prefix: str) -> None:

@@ -11,7 +11,7 @@ from etude.common.api.run.phases import Phase
 from etude.common.blobs import ObjectInfo, Store
 from etude.common.checkpoints import manifest
 from etude.common.checkpoints.manifest import CheckpointObject
-from etude.common.errors import EtudeError, Problem, UserError, WrongStateError
+from etude.common.errors import EtudeError, Problem, StoreError, UserError, WrongStateError
 from etude.common.store_urls import folder_of
 from etude.common.stores import find_model_folder, open_run_store
 from etude.common.weights import VersionId
@@ -180,8 +180,23 @@ class LearnerRank:
     def upload(self, version: VersionId) -> None:
         self._learner.upload(version)
 
+    def copy_state(self) -> None:
+        self._learner.copy_state()
+
     def save(self, prefix: str) -> list[CheckpointObject]:
-        return self._describe_objects(prefix, self._learner.save(prefix + LEARNER))
+        """Store this rank's copied part of the state, and compare it with what was meant.
+
+        Raises:
+            StoreError: the store failed, or holds something else.
+        """
+        stored = []
+        for written in self._learner.save(prefix + LEARNER):
+            key = written.key.removeprefix(prefix)
+            found = manifest.describe_object(self._store, prefix, key)
+            if (found.size, found.blake3) != (written.size, written.blake3):
+                raise StoreError(f"{self._store.url}/{written.key}: differs from what was written")
+            stored.append(found)
+        return stored
 
     def export(self, prefix: str) -> list[CheckpointObject]:
         written = self._learner.export(prefix + MODEL)
@@ -192,7 +207,7 @@ class LearnerRank:
         # Digests of what the store holds, not of what was meant: a bad write is found here.
         return [
             manifest.describe_object(self._store, prefix, info.key.removeprefix(prefix))
-            for info in written
+            for info in self._learner.export(prefix + MODEL)
         ]
 
     def restore(self, prefix: str) -> None:

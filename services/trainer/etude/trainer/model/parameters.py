@@ -3,9 +3,8 @@
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 
 class StepObserver(Protocol):
@@ -31,16 +30,6 @@ def gather_full(tensor: Tensor) -> Tensor:
         full: Tensor = tensor.full_tensor()
         return full
     return tensor
-
-
-def fill_shard(target: Tensor, value: Tensor) -> None:
-    """Overwrite a tensor, or this rank's shard of it, with a complete value; collective."""
-    with torch.no_grad():
-        if isinstance(target, DTensor):
-            value = distribute_tensor(
-                value.to(target.device), target.device_mesh, target.placements, src_data_rank=None
-            )
-        target.copy_(value)
 
 
 def local_shard(tensor: Tensor) -> Tensor:

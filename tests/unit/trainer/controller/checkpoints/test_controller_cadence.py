@@ -120,15 +120,15 @@ async def test_a_request_that_cannot_be_saved_keeps_no_scheduled_checkpoint_away
 ) -> None:
     monkeypatch.setattr(cadence, "LEAST_REST_S", rests)
     monkeypatch.setattr(cadence, "REST", rests)
-    world, tried, save = make_world(every_steps=2), [], CheckpointSaver.save
+    world, tried, begin = make_world(every_steps=2), [], CheckpointSaver.begin
 
     async def refuse(self: CheckpointSaver, state: Any, *, reason: Reason, **fields: Any) -> Any:
         if reason != "Manual":
-            return await save(self, state, reason=reason, **fields)
+            return await begin(self, state, reason=reason, **fields)
         tried.append(state.cursor.global_step)
         raise StoreError("the model does not fit")
 
-    monkeypatch.setattr(CheckpointSaver, "save", refuse)
+    monkeypatch.setattr(CheckpointSaver, "begin", refuse)
 
     def prepare(run: Run) -> None:
         now = run_pb2.CheckpointNow(request="a")

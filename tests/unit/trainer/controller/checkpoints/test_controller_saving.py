@@ -1,16 +1,28 @@
-"""A controller that stalls in the middle of a checkpoint leaves what its successor saved."""
+"""Checkpoints are stored beside the steps, and whole whenever a controller stalls or dies."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.support.trainer.store_outages import replace_learners
+from tests.support.trainer_simulation.workers import SimulatedLearners
 from typing_extensions import Buffer, override
 
 from etude.common.blobs import MemoryStore, ObjectInfo
+from etude.common.checkpoints.manifest import (
+    MANIFEST,
+    CheckpointObject,
+    check_digests,
+    stored_checkpoints,
+)
 from etude.common.errors import FencedError
 from etude.common.weights import claim_epoch
+from etude.trainer.controller.checkpoints.state import read_state
+from etude.trainer.controller.run import Run, root_cause
 
 PREFIX = "checkpoints/000000000004/"
 SUCCESSORS = PREFIX + "000002/learner/state.json"
@@ -41,6 +53,22 @@ class OvertakenStore(MemoryStore):
         return MemoryStore.list(self, prefix, after)
 
 
+@contextlib.asynccontextmanager
+async def journal_of(run: Run) -> AsyncIterator[None]:
+    """A run's journal is written meanwhile."""
+    journal = asyncio.create_task(run.book.journal.run())
+    async with asyncio.timeout(30):
+        yield
+    journal.cancel()
+    await asyncio.gather(journal, return_exceptions=True)
+
+
+async def save(run: Run) -> None:
+    """One scheduled checkpoint, to its end."""
+    await run.checkpoints.save_checkpoint("Scheduled")
+    await run.checkpoints.wait_stored()
+
+
 @pytest.mark.parametrize("point", ["manifest", "rests"])
 async def test_a_controller_that_stalls_while_it_saves_deletes_nothing_of_its_successor(
     make_world: Callable[..., Any], point: str
@@ -50,14 +78,196 @@ async def test_a_controller_that_stalls_while_it_saves_deletes_nothing_of_its_su
     store.put(PREFIX + "000001/rest", b"")
     run.progress.cursor.phase, run.progress.cursor.global_step = "sft", 4
     store.point = point
-    journal = asyncio.create_task(run.book.journal.run())
-    async with asyncio.timeout(10):
+    async with journal_of(run):
         if point == "manifest":
             with pytest.raises(FencedError):
-                await run.checkpoints.save_checkpoint("Scheduled")
+                await save(run)
         else:
-            await run.checkpoints.save_checkpoint("Scheduled")
+            await save(run)
             assert PREFIX + "000001/rest" not in store.objects
-    journal.cancel()
-    await asyncio.gather(journal, return_exceptions=True)
     assert SUCCESSORS in store.objects
+
+
+@dataclass(slots=True)
+class SlowLearners(SimulatedLearners):
+    """Store a scheduled state only once the next step is done."""
+
+    has_stepped: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @override
+    async def save(self, prefix: str) -> list[CheckpointObject]:
+        if prefix.startswith(SCHEDULED):
+            self.has_stepped.clear()
+            await self.has_stepped.wait()
+        return await SimulatedLearners.save(self, prefix)
+
+
+SCHEDULED = tuple(f"checkpoints/{step:012d}/" for step in (2, 6, 8))
+
+
+async def test_steps_go_on_while_a_checkpoint_of_their_start_is_stored(
+    make_world: Callable[..., Any], uninterrupted: str
+) -> None:
+    world = make_world(every_steps=2)
+
+    def prepare(run: Run) -> None:
+        learners = SlowLearners(world.store)
+        learners.after_step = learners.has_stepped.set
+        replace_learners(run, learners)
+
+    assert await world.train(prepare)
+    assert world.digest == uninterrupted
+    trained = world.runs[0].learners.trained
+    found = list(stored_checkpoints(world.store, run="run"))
+    assert [each.manifest.step for each in found] == [2, 4, 6, 8, 10]
+    for each in found:
+        check_digests(world.store, each)
+        folder = each.prefix + each.manifest.state_folder
+        learner = json.loads(world.store.get(f"{folder}learner/state.json"))
+        assert learner["weights"] == trained[each.manifest.step - 1]
+        assert read_state(world.store, each).cursor.global_step == each.manifest.step
+
+
+class KilledError(ConnectionError):
+    """Nothing that this controller does afterwards counts."""
+
+
+@dataclass
+class DyingStore(MemoryStore):
+    """Takes a number of writes to checkpoints; its controller dies before the next one."""
+
+    writes_left: int = -1
+    """-1 for any number."""
+    stays_dead: bool = True
+    """False to refuse that one write alone."""
+    is_dead: bool = False
+
+    def _count(self, key: str) -> None:
+        is_last = key.startswith("checkpoints/") and self.writes_left == 0
+        if key.startswith("checkpoints/"):
+            self.writes_left -= 1
+        self.is_dead = self.is_dead or (is_last and self.stays_dead)
+        if is_last or self.is_dead:
+            raise KilledError(key)
+
+    def revive(self) -> None:
+        self.writes_left, self.is_dead = -1, False
+
+    @override
+    def put(self, key: str, data: Buffer) -> None:
+        self._count(key)
+        MemoryStore.put(self, key, data)
+
+    @override
+    def create(self, key: str, data: bytes) -> None:
+        self._count(key)
+        MemoryStore.create(self, key, data)
+
+    @override
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._count(key)
+        MemoryStore.delete(self, keys)
+
+
+@pytest.mark.parametrize("writes", range(7))
+async def test_a_controller_that_dies_between_two_writes_leaves_whole_checkpoints_only(
+    make_world: Callable[..., Any], uninterrupted: str, writes: int
+) -> None:
+    """Those are the three of a scheduled checkpoint, and the four of one with the model."""
+    store = DyingStore(writes_left=writes)
+    world = make_world(store, every_steps=2)
+    with pytest.raises((ExceptionGroup, KilledError)) as caught:
+        await world.train()
+    assert isinstance(root_cause(caught.value), KilledError)
+    found = list(stored_checkpoints(store, run="run"))
+    assert [each.manifest.step for each in found] == [2] * (writes >= 3)
+    for each in found:
+        check_digests(store, each)
+    store.revive()
+    world.spec["checkpointing"]["everySteps"] = 100
+    assert await world.train()
+    assert world.digest == uninterrupted
+    assert world.audit(max_staleness=0).findings == []
+    # What the first controller left of a checkpoint without manifest is gone, but for a model.
+    found = list(stored_checkpoints(store, run="run"))
+    named = {
+        c.prefix + key for c in found for key in [MANIFEST, *(o.key for o in c.manifest.objects)]
+    }
+    assert {info.key for info in store.list("checkpoints/")} == named
+
+
+async def test_a_second_attempt_at_a_step_overwrites_nothing_that_a_manifest_names(
+    make_world: Callable[..., Any],
+) -> None:
+    store = DyingStore(stays_dead=False)
+    run, _, _ = make_world(store).start()
+    run.progress.cursor.phase, run.progress.cursor.global_step = "sft", 4
+    async with journal_of(run):
+        await save(run)
+        for writes in range(4):
+            run.learners.weights = f"of attempt {writes}"
+            store.writes_left = writes
+            with pytest.raises(KilledError):
+                await save(run)
+            store.revive()
+            [found] = stored_checkpoints(store, run="run")
+            check_digests(store, found)
+            folder = found.prefix + found.manifest.state_folder
+            learner = json.loads(store.get(f"{folder}learner/state.json"))
+            assert learner["weights"] == ("of attempt 3" if writes == 3 else "initial")
+        await save(run)
+    [found] = stored_checkpoints(store, run="run")
+    named = {MANIFEST, *(each.key for each in found.manifest.objects)}
+    assert {info.key for info in store.list(PREFIX)} == {PREFIX + key for key in named}
+
+
+@dataclass(slots=True)
+class HeldLearners(SimulatedLearners):
+    """Store their state when they may."""
+
+    may_save: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @override
+    async def save(self, prefix: str) -> list[CheckpointObject]:
+        await self.may_save.wait()
+        return await SimulatedLearners.save(self, prefix)
+
+
+async def test_a_rollback_gives_up_the_checkpoint_that_is_being_stored(
+    make_world: Callable[..., Any],
+) -> None:
+    store = MemoryStore()
+    run, _, _ = make_world(store).start()
+    learners = HeldLearners(store)
+    replace_learners(run, learners)
+    run.progress.cursor.phase, run.progress.cursor.global_step = "sft", 4
+    async with journal_of(run):
+        await run.checkpoints.save_checkpoint("Scheduled")
+
+        async def claim() -> int:
+            return claim_epoch(store, holder="test", parent=None, reason="rollback", after=1)
+
+        assert await run.book.journal.open_epoch(claim) == 2
+        learners.may_save.set()
+        await run.checkpoints.wait_stored()
+    assert list(stored_checkpoints(store, run="run")) == []
+    events = [each.event for each in run.reporter.reports._happenings if each.HasField("event")]
+    assert [each.reason for each in events] == ["CheckpointFailed"]
+    assert "epoch 2 was opened meanwhile" in events[0].message
+
+
+async def test_a_checkpoint_that_is_too_slow_is_reported_and_the_next_one_is_stored(
+    make_world: Callable[..., Any],
+) -> None:
+    store = MemoryStore()
+    run, _, _ = make_world(store, checkpointing={"timeoutSeconds": 1}).start()
+    replace_learners(run, HeldLearners(store))
+    run.progress.cursor.phase, run.progress.cursor.global_step = "sft", 4
+    async with journal_of(run):
+        await save(run)
+        assert list(stored_checkpoints(store, run="run")) == []
+        replace_learners(run, SimulatedLearners(store))
+        await save(run)
+    [found] = stored_checkpoints(store, run="run")
+    check_digests(store, found)

@@ -1,20 +1,44 @@
-"""Checkpoint manager: decides at step boundaries whether to save, and reports what was saved."""
+"""Checkpoint manager: decides at step boundaries whether to save, and reports what was saved.
+
+Between two steps the learner's state is copied to memory. Of a scheduled checkpoint, everything
+after that runs beside the next steps; it is finished before the next checkpoint begins.
+"""
 
 import asyncio
+import contextlib
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from etude.common.checkpoints.manifest import Reason, StoredCheckpoint
 from etude.common.errors import StoreError
 from etude.trainer.controller.checkpoints.cadence import CheckpointCadence
 from etude.trainer.controller.checkpoints.lineage import Branch
 from etude.trainer.controller.checkpoints.recovery import JournaledLedger
-from etude.trainer.controller.checkpoints.saver import CheckpointSaver, chain_keyframe
+from etude.trainer.controller.checkpoints.saver import (
+    CheckpointSaver,
+    EpochClosedError,
+    UnstoredCheckpoint,
+    chain_keyframe,
+)
 from etude.trainer.controller.checkpoints.state import ControllerState
 from etude.trainer.controller.progress import RunProgress
 from etude.trainer.controller.reporting.commands import RunCommands
 from etude.trainer.controller.reporting.reporter import RunReporter
 from etude.v1 import run_pb2
+
+
+class _Attempt(NamedTuple):
+    """One attempt at a checkpoint."""
+
+    reason: Reason
+    request: str
+    """UID of the object that asked for it; empty if none did."""
+    began_s: float
+    """Of time.monotonic()."""
+    deadline_s: float
+    """Of the event loop's time."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,6 +53,8 @@ class CheckpointManager:
     branch: Branch = field(default_factory=Branch)
     """The run's branch of checkpoints."""
     cadence: CheckpointCadence = field(default_factory=CheckpointCadence)
+    _saving: asyncio.Task[None] | None = None
+    """Stores the newest checkpoint, beside the steps."""
 
     @property
     def is_pausing(self) -> bool:
@@ -48,6 +74,8 @@ class CheckpointManager:
         if self.commands.stop_requested.is_set():
             self.reporter.set_state(run_pb2.RUN_STATE_DRAINING)
         reason = self._reason_to_save(ended=ended)
+        if reason is not None or (self._saving is not None and self._saving.done()):
+            await self.wait_stored()
         is_new = self.saver.last_step != self.progress.cursor.global_step
         if reason is not None and (ended or is_new):
             await self.save_checkpoint(reason)
@@ -72,46 +100,92 @@ class CheckpointManager:
         return self.cadence.is_due or self.commands.wants_checkpoint
 
     async def save_checkpoint(self, reason: Reason) -> None:
-        """Write a checkpoint; a scheduled one that fails is reported and retried later.
+        """Write a checkpoint; a scheduled one is stored beside the next steps.
 
-        A requested checkpoint replaces a scheduled one, unless it fails.
+        A scheduled one that fails is reported and retried later. A requested checkpoint replaces a
+        scheduled one, unless it fails. The one before is stored first.
 
         Raises:
             StoreError: the store failed, and the run may not go on without this checkpoint.
             TimeoutError: it took too long, and the run may not go on without this checkpoint.
         """
+        await self.wait_stored()
+        attempt = self._new_attempt(reason)
+        before = self.reporter.status.state
+        self.reporter.set_state(run_pb2.RUN_STATE_CHECKPOINTING)
+        try:
+            async with self._report_failure(attempt):
+                begun = await self.saver.begin(
+                    self.controller_state(),
+                    reason=reason,
+                    with_model=reason in {"PhaseEnd", "Final", "Manual"},
+                    figures=self._checkpoint_figures(),
+                    request=attempt.request,
+                )
+                work = self._save(begun, attempt)
+                self._saving = asyncio.create_task(work, name=f"checkpoint-{begun.place.step}")
+            if reason != "Scheduled":
+                await self.wait_stored()
+        finally:
+            self.reporter.set_state(before)
+
+    def _new_attempt(self, reason: Reason) -> "_Attempt":
         began_s, requests = time.monotonic(), self.commands.requests
         request = requests.next_request(is_due=self._is_save_due) if reason == "Manual" else ""
         if not request:
             self._restart_cadence(began_s)
             requests.note_other_checkpoint()
-        before = self.reporter.status.state
-        self.reporter.set_state(run_pb2.RUN_STATE_CHECKPOINTING)
-        try:
-            async with asyncio.timeout(self.commands.checkpointing.timeout_seconds):
-                stored = await self.saver.save(
-                    self.controller_state(),
-                    reason=reason,
-                    with_model=reason in {"PhaseEnd", "Final", "Manual"},
-                    figures=self._checkpoint_figures(),
-                    request=request,
-                )
-        except (StoreError, TimeoutError) as error:
-            message = str(error) or "it took too long"
-            self.reporter.record_event("CheckpointFailed", message, warning=True)
-            if reason in {"PhaseEnd", "Final"}:
-                raise
-            if request:
-                requests.mark_failed(began_s, time.monotonic())
-        else:
-            if request:
-                self._restart_cadence(began_s)
-                requests.mark_fulfilled(request)
+        deadline_s = asyncio.get_running_loop().time() + self.commands.checkpointing.timeout_seconds
+        return _Attempt(reason, request, began_s, deadline_s)
+
+    async def _save(self, begun: UnstoredCheckpoint, attempt: "_Attempt") -> None:
+        async with self._report_failure(attempt):
+            stored = await self.saver.save(begun)
+            if attempt.request:
+                self._restart_cadence(attempt.began_s)
+                self.commands.requests.mark_fulfilled(attempt.request)
             await self.announce_checkpoint(stored)
             self.progress.mark_progress()
             await self.reporter.recorder.write_rows()
-        finally:
-            self.reporter.set_state(before)
+
+    @contextlib.asynccontextmanager
+    async def _report_failure(self, attempt: "_Attempt") -> AsyncIterator[None]:
+        """Report a failure of the block.
+
+        Raises:
+            EpochClosedError: another epoch was opened, and the run may not go on without it.
+            StoreError: the store failed, and the run may not go on without it.
+            TimeoutError: it took too long, and the run may not go on without it.
+        """
+        try:
+            async with asyncio.timeout_at(attempt.deadline_s):
+                yield
+        except (StoreError, TimeoutError, EpochClosedError) as error:
+            message = str(error) or "it took too long"
+            self.reporter.record_event("CheckpointFailed", message, warning=True)
+            if attempt.reason in {"PhaseEnd", "Final"}:
+                raise
+            if attempt.request:
+                self.commands.requests.mark_failed(attempt.began_s, time.monotonic())
+
+    async def wait_stored(self) -> None:
+        """Wait until no checkpoint is being stored.
+
+        Raises:
+            FencedError: a newer controller took over.
+            StoreError: the store failed, and the run may not go on without this checkpoint.
+            TimeoutError: it took too long, and the run may not go on without this checkpoint.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            await saving
+
+    async def cancel(self) -> None:
+        """Give up a checkpoint that is being stored."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.cancel()
+            await asyncio.gather(saving, return_exceptions=True)
 
     def _restart_cadence(self, began_s: float) -> None:
         self.commands.wants_checkpoint = False

@@ -1,18 +1,20 @@
 """Checkpoints of learner and controller at the same step.
 
-Each epoch writes into its own folder, so that a controller that was stalled and replaced cannot
-touch its successor's objects of the same step. The operator deletes old checkpoints: it knows the
-pinned ones.
+Each attempt of each epoch writes into its own folder, so that neither a controller that was stalled
+and replaced nor a second attempt at the same step touches what a manifest names. The operator
+deletes old checkpoints: it knows the pinned ones.
 """
 
 import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 from etude.common.blobs import Store
 from etude.common.checkpoints import manifest as checkpoints_manifest
 from etude.common.checkpoints.manifest import (
+    CONTROLLER,
     MANIFEST,
     CheckpointId,
     CheckpointManifest,
@@ -20,23 +22,48 @@ from etude.common.checkpoints.manifest import (
     CheckpointParent,
     Reason,
     StoredCheckpoint,
+    epoch_of,
 )
-from etude.common.errors import CorruptError, FencedError, StoreError
+from etude.common.errors import CorruptError, FencedError, StoreError, WrongStateError
 from etude.common.weights import VersionId, is_fenced, lineage
 from etude.common.weights.protocol.listing import take_listing
 from etude.trainer import metrics
 from etude.trainer.compactor.schedule import chain_anchor
 from etude.trainer.controller.checkpoints.recovery import JournaledLedger
-from etude.trainer.controller.checkpoints.state import CONTROLLER, ControllerState, epoch_folder
+from etude.trainer.controller.checkpoints.state import ControllerState, attempt_folder
 from etude.trainer.learner.protocol import Learners
 from etude.v1 import journal_pb2
 
 log = logging.getLogger(__name__)
 
 
+class EpochClosedError(WrongStateError):
+    """This controller rolled a version back and opened another epoch before it was stored."""
+
+    reason: ClassVar[str] = "EpochClosed"
+
+
+class UnstoredCheckpoint(NamedTuple):
+    """A checkpoint in the memory of the learner ranks and of the controller."""
+
+    state: ControllerState
+    folder: str
+    """Of its states, relative to its prefix."""
+    exported: list[CheckpointObject]
+    reason: Reason
+    figures: dict[str, str]
+    request: str
+    started_s: float
+    """Of time.monotonic()."""
+
+    @property
+    def place(self) -> CheckpointId:
+        return CheckpointId(self.state.branch, self.state.cursor.global_step)
+
+
 @dataclass(slots=True)
 class CheckpointSaver:
-    """Writes checkpoints; the learner must be idle meanwhile, rollouts may run."""
+    """Writes checkpoints, one after the other: begin() between two steps, save() beside them."""
 
     store: Store
     book: JournaledLedger
@@ -45,8 +72,10 @@ class CheckpointSaver:
     """Step of the newest checkpoint of this process."""
     last: StoredCheckpoint | None = None
     """The newest checkpoint, which is the parent of the next one."""
+    attempts: int = 0
+    """Checkpoints that this process began."""
 
-    async def save(
+    async def begin(
         self,
         state: ControllerState,
         *,
@@ -54,56 +83,71 @@ class CheckpointSaver:
         with_model: bool,
         figures: dict[str, str],
         request: str = "",
-    ) -> StoredCheckpoint:
-        """Write a checkpoint and publish its manifest.
+    ) -> UnstoredCheckpoint:
+        """Copy the learner's state of this step; no step may be under way.
 
         Raises:
             FencedError: a newer controller took over.
             StoreError: the store failed.
         """
-        started = time.monotonic()
-        step = state.cursor.global_step
-        place = CheckpointId(state.branch, step)
-        objects = await self._write_objects(state, place.prefix, with_model=with_model)
+        started_s = time.monotonic()
+        await asyncio.to_thread(self._check_epoch, state.epoch)
+        self.attempts += 1
+        folder = attempt_folder(state.epoch, self.attempts)
+        begun = UnstoredCheckpoint(state, folder, [], reason, figures, request, started_s)
+        await self.learners.copy_state()
+        if with_model:
+            begun.exported.extend(await self.learners.export(begun.place.prefix))
+        metrics.CHECKPOINT.labels(stage="copy").observe(time.monotonic() - started_s)
+        return begun
+
+    async def save(self, begun: UnstoredCheckpoint) -> StoredCheckpoint:
+        """Write the objects of a checkpoint, then its manifest; steps may run meanwhile.
+
+        Raises:
+            EpochClosedError: this controller opened another epoch meanwhile.
+            FencedError: a newer controller took over.
+            StoreError: the store failed.
+        """
+        state, place = begun.state, begun.place
+        objects = await self._write_objects(begun)
         policy = state.cursor.policy or (state.epoch, 0)
         manifest = CheckpointManifest(
             run=state.run,
-            step=step,
+            step=place.step,
             phase=state.cursor.phase,
             phase_step=state.cursor.step,
             epoch=state.epoch,
             policy_version=policy[1],
-            reason=reason,
+            reason=begun.reason,
             objects=objects,
-            metrics=figures,
-            request=request,
+            metrics=begun.figures,
+            request=begun.request,
             branch=place.branch,
             parent=self._parent_of(place),
         )
-        found = await asyncio.to_thread(self._publish_manifest, manifest)
-        self.last_step, self.last = step, found
+        async with self.book.journal.hold_epoch() as epoch:
+            if epoch != state.epoch:
+                raise EpochClosedError(f"step {place.step}: epoch {epoch} was opened meanwhile")
+            found = await asyncio.to_thread(self._publish_manifest, manifest)
+        self.last_step, self.last = place.step, found
         self._journal_checkpoint(found)
-        metrics.CHECKPOINT.labels(stage="all").observe(time.monotonic() - started)
+        await asyncio.to_thread(self._delete_leftovers, found)
+        metrics.CHECKPOINT.labels(stage="all").observe(time.monotonic() - begun.started_s)
         return found
 
-    async def _write_objects(
-        self, state: ControllerState, prefix: str, *, with_model: bool
-    ) -> list[CheckpointObject]:
+    async def _write_objects(self, begun: UnstoredCheckpoint) -> list[CheckpointObject]:
         """Write the objects of a checkpoint; they are invisible until the manifest names them."""
-        folder = epoch_folder(state.epoch)
-        await asyncio.to_thread(self._check_epoch, state.epoch)
-        saved = await self.learners.save(prefix + folder)
-        objects = [item.model_copy(update={"key": folder + item.key}) for item in saved]
-        if with_model:
-            await asyncio.to_thread(self._check_epoch, state.epoch)
-            objects += await self.learners.export(prefix)
+        prefix, state = begun.place.prefix, begun.state
+        saved = await self.learners.save(prefix + begun.folder)
+        objects = [each.model_copy(update={"key": begun.folder + each.key}) for each in saved]
         await self.book.journal.wait_durable(state.sequence)
-        key = folder + CONTROLLER
+        key = begun.folder + CONTROLLER
         await asyncio.to_thread(self.store.put, prefix + key, state.model_dump_json().encode())
-        objects.append(
-            await asyncio.to_thread(checkpoints_manifest.describe_object, self.store, prefix, key)
+        controller = await asyncio.to_thread(
+            checkpoints_manifest.describe_object, self.store, prefix, key
         )
-        return objects
+        return [*objects, *begun.exported, controller]
 
     def _parent_of(self, place: CheckpointId) -> CheckpointParent | None:
         """Parent of a checkpoint; one that is written again keeps its parent."""
@@ -122,18 +166,24 @@ class CheckpointSaver:
         self._check_epoch(manifest.epoch)
         stored = checkpoints_manifest.write_manifest(self.store, manifest)
         self._check_epoch(manifest.epoch)
+        return stored
+
+    def _delete_leftovers(self, stored: StoredCheckpoint) -> None:
+        """Delete what earlier attempts at the same step left."""
+        manifest = stored.manifest
         named = {MANIFEST, *(item.key for item in manifest.objects)}
-        present = [info.key.removeprefix(stored.prefix) for info in self.store.list(stored.prefix)]
-        stale = [
-            stored.prefix + key
-            for key in present
-            if key not in named and not _is_of_later_epoch(key, manifest.epoch)
-        ]
         try:
+            listed = self.store.list(stored.prefix)
+            present = [info.key.removeprefix(stored.prefix) for info in listed]
+            stale = [
+                stored.prefix + key
+                for key in present
+                # A successor may take over at any moment.
+                if key not in named and epoch_of(key) <= manifest.epoch
+            ]
             self.store.delete(stale)
         except StoreError as error:
             log.warning("leftovers of an earlier attempt stay in %s: %s", stored.prefix, error)
-        return stored
 
     def _journal_checkpoint(self, found: StoredCheckpoint) -> None:
         body = journal_pb2.JournalCheckpoint(
@@ -157,9 +207,3 @@ def chain_keyframe(store: Store, manifest: CheckpointManifest) -> int | None:
         log.warning("the chain of version %s is unknown: %s", version, error)
         return None
     return None if anchor is None else anchor.number
-
-
-def _is_of_later_epoch(key: str, epoch: int) -> bool:
-    """True if a successor wrote the object; it may take over at any moment."""
-    folder = key.partition("/")[0]
-    return folder.isdecimal() and int(folder) > epoch

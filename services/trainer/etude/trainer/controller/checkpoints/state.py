@@ -3,17 +3,15 @@
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from etude.common.blobs import Store
-from etude.common.checkpoints.manifest import CheckpointId, StoredCheckpoint
+from etude.common.checkpoints.manifest import CONTROLLER, CheckpointId, StoredCheckpoint
 from etude.common.errors import CorruptError
 from etude.trainer.controller.checkpoints.lineage import Branch
 from etude.trainer.controller.journal.ledger import LedgerState
 
-CONTROLLER = "controller.json"
 
-
-def epoch_folder(epoch: int) -> str:
-    """Folder of one epoch below a checkpoint's prefix."""
-    return f"{epoch:06d}/"
+def attempt_folder(epoch: int, attempt: int) -> str:
+    """Folder of one attempt of an epoch's controller below a checkpoint's prefix."""
+    return f"{epoch:06d}/{attempt:03d}/"
 
 
 class EvaluationResult(BaseModel):
@@ -110,9 +108,9 @@ def read_state(store: Store, found: StoredCheckpoint) -> ControllerState:
     """Read the controller's half of a verified checkpoint.
 
     Raises:
-        CorruptError: it is of another format.
+        CorruptError: there is none, or it is of another format.
     """
-    key = found.prefix + epoch_folder(found.manifest.epoch) + CONTROLLER
+    key = found.prefix + found.manifest.state_folder + CONTROLLER
     try:
         return ControllerState.model_validate_json(store.get(key))
     except ValidationError as cause:

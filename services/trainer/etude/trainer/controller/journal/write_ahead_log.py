@@ -1,7 +1,8 @@
 """Write-ahead log (journal) of the controller: appended in order, durable once in the store."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -173,6 +174,12 @@ class Journal:
             self.epoch = epoch
         self._work.set()
         return epoch
+
+    @contextlib.asynccontextmanager
+    async def hold_epoch(self) -> AsyncIterator[int]:
+        """Keep this controller from opening another epoch; nothing is written meanwhile."""
+        async with self._writing:
+            yield self.epoch
 
     async def _flush(self) -> None:
         records = self._take()
