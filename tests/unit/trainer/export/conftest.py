@@ -128,7 +128,8 @@ class Reader:
     def assert_equal(self, learner: Learner) -> None:
         """Its words are those that an export of the learner has."""
         dtype = learner._config.weights.dtype
-        expected = hf_folder.gather_published_tensors(learner.policy, learner._ranks, dtype=dtype)
+        sources = hf_folder.gather_sources(learner.policy)
+        expected = [*hf_folder.convert_tensors(learner.policy, sources, dtype=dtype).tensors]
         assert self.tensor_words.keys() == {tensor.name for tensor in expected}
         for tensor in expected:
             assert self.tensor_words[tensor.name].tobytes() == bytes(tensor.data)

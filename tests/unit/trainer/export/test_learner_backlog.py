@@ -66,12 +66,9 @@ class Ahead:
         )
         self.base = PublishBase(manifest.ref, manifest.schema_sha256)
         self.waiting.append(manifest)
-        self.expected[version] = {
-            tensor.name: bytes(tensor.data)
-            for tensor in hf_folder.gather_published_tensors(
-                self.learner.policy, self.learner._ranks, dtype="BFloat16"
-            )
-        }
+        sources = hf_folder.gather_sources(self.learner.policy)
+        exported = hf_folder.convert_tensors(self.learner.policy, sources, dtype="BFloat16")
+        self.expected[version] = {each.name: bytes(each.data) for each in exported.tensors}
 
     def bring_out(self) -> WeightManifest:
         """The oldest one, with the patience of a controller."""

@@ -18,7 +18,9 @@ Call = Callable[[], Awaitable[Any]]
 def learners(*calls: Call) -> RayLearners:
     """Ranks that answer to copy_state as given."""
     starting: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-    starting.set_result([SimpleNamespace(copy_state=SimpleNamespace(remote=call)) for call in calls])
+    starting.set_result(
+        [SimpleNamespace(copy_state=SimpleNamespace(remote=call)) for call in calls]
+    )
     return RayLearners(starting)
 
 

@@ -15,7 +15,7 @@ from etude.common.api.storage import StoreAccess
 from etude.common.blobs import open_store
 from etude.common.model_sources.extended import ModelChanges
 from etude.common.model_sources.run_model import extend_run_model
-from etude.trainer.export.hf_folder import gather_published_tensors, write_hf_folder
+from etude.trainer.export.hf_folder import write_hf_folder
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.policy import load_policy
 
@@ -77,8 +77,7 @@ def test_transformers_and_exports_have_tokens_template_and_rows(
     policy = load_policy(folder, seed=0)
     ranks = RankGroup(rank=0, size=1, device=torch.device("cpu"))
     store = open_store((tmp_path / "export").as_uri())
-    tensors = gather_published_tensors(policy, ranks, dtype="Float32")
-    write_hf_folder(store, "model", policy=policy, tensors=tensors, source=folder)
+    write_hf_folder(store, "model", policy=policy, ranks=ranks, dtype="Float32", source=folder)
     exported = tmp_path / "export" / "model"
     for each in (folder, exported):
         chat = ChatFormat.load(each)

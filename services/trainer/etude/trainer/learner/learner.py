@@ -6,7 +6,6 @@ from functools import partial
 
 import torch
 
-from etude.common import weights
 from etude.common.api.run.phases import Phase
 from etude.common.blobs import ObjectInfo, open_store
 from etude.common.checkpoints.manifest import CheckpointObject
@@ -245,14 +244,12 @@ class Learner:
         Raises:
             StoreError: the store failed.
         """
-        tensors = self._gather_published()
-        if not self._ranks.is_first:
-            return []
         return hf_folder.write_hf_folder(
             self._store,
             prefix,
             policy=self.policy,
-            tensors=tensors,
+            ranks=self._ranks,
+            dtype=self._config.weights.dtype,
             source=self._config.model_folder,
         )
 
@@ -325,11 +322,6 @@ class Learner:
             raise NonFiniteWeightsError(
                 f"no checkpoint was written: {found} weights are NaN or infinite"
             )
-
-    def _gather_published(self) -> list[weights.Tensor]:
-        return hf_folder.gather_published_tensors(
-            self.policy, self._ranks, dtype=self._config.weights.dtype
-        )
 
     def _current_phase(self) -> PhaseState:
         if self._state is None:

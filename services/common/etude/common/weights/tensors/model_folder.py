@@ -1,7 +1,8 @@
 """Hugging Face model folders: a version's weights in files, everything else from a source."""
 
+import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,25 +21,40 @@ _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
 def weight_files(
-    tensors: Iterable[Tensor], *, part_bytes: int = PART_BYTES
+    tensors: Iterable[Tensor], sizes: Sequence[int], *, part_bytes: int = PART_BYTES
 ) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each file of weights: one, or several and their index."""
-    parts: list[list[Tensor]] = [[]]
-    for tensor in tensors:
-        if parts[-1] and sum(t.num_bytes for t in parts[-1]) + tensor.num_bytes > part_bytes:
-            parts.append([])
-        parts[-1].append(tensor)
-    if len(parts) == 1:
-        yield "model.safetensors", safetensors.encode(parts[0])
+    """Name and content of each file of weights: one, or several and their index.
+
+    Args:
+        tensors: taken as the files are; those of one file are in memory.
+        sizes: bytes of each.
+        part_bytes: that a file does not exceed, unless one tensor does.
+    """
+    counts = _tensors_per_part(sizes, part_bytes)
+    waiting = iter(tensors)
+    if len(counts) == 1:
+        yield "model.safetensors", safetensors.encode(list(waiting))
         return
     where: dict[str, str] = {}
-    for place, part in enumerate(parts, start=1):
-        name = f"model-{place:05d}-of-{len(parts):05d}.safetensors"
-        where |= {tensor.name: name for tensor in part}
+    for place, count in enumerate(counts, start=1):
+        name = f"model-{place:05d}-of-{len(counts):05d}.safetensors"
+        part = list(itertools.islice(waiting, count))
+        where |= dict.fromkeys((tensor.name for tensor in part), name)
         yield name, safetensors.encode(part)
-    total = sum(tensor.num_bytes for part in parts for tensor in part)
-    index = {"metadata": {"total_size": total}, "weight_map": where}
+    index = {"metadata": {"total_size": sum(sizes)}, "weight_map": where}
     yield "model.safetensors.index.json", json.dumps(index, indent=2).encode()
+
+
+def _tensors_per_part(sizes: Sequence[int], part_bytes: int) -> list[int]:
+    """Number of tensors in each part, in their order."""
+    counts, filled = [0], 0
+    for size in sizes:
+        if counts[-1] and filled + size > part_bytes:
+            counts.append(0)
+            filled = 0
+        counts[-1] += 1
+        filled += size
+    return counts
 
 
 def tensors_of(schema: Schema, words: Mapping[str, Words]) -> Iterator[Tensor]:
@@ -101,7 +117,8 @@ def write_folder(
             Problem("Conflict", "is not empty", str(folder), "name a folder that is new or empty")
         )
     files = []
-    for name, data in weight_files(tensors_of(schema, words)):
+    sizes = [spec.num_bytes for spec in schema.tensors]
+    for name, data in weight_files(tensors_of(schema, words), sizes):
         files.append(folder / name)
         files[-1].write_bytes(data)
     for path in other_files(source):

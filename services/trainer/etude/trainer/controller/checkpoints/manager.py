@@ -1,7 +1,7 @@
 """Checkpoint manager: decides at step boundaries whether to save, and reports what was saved.
 
 Between two steps the learner's state is copied to memory. Of a scheduled checkpoint, everything
-after that runs beside the next steps; it is finished before the next checkpoint begins.
+after that runs during the next steps; it is finished before the next checkpoint begins.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class CheckpointManager:
     """The run's branch of checkpoints."""
     cadence: CheckpointCadence = field(default_factory=CheckpointCadence)
     _saving: asyncio.Task[None] | None = None
-    """Stores the newest checkpoint, beside the steps."""
+    """Stores the newest checkpoint, during the steps."""
 
     @property
     def is_pausing(self) -> bool:
@@ -100,7 +100,7 @@ class CheckpointManager:
         return self.cadence.is_due or self.commands.wants_checkpoint
 
     async def save_checkpoint(self, reason: Reason) -> None:
-        """Write a checkpoint; a scheduled one is stored beside the next steps.
+        """Write a checkpoint; a scheduled one is stored during the next steps.
 
         A scheduled one that fails is reported and retried later. A requested checkpoint replaces a
         scheduled one, unless it fails. The one before is stored first.

@@ -63,7 +63,7 @@ class UnstoredCheckpoint(NamedTuple):
 
 @dataclass(slots=True)
 class CheckpointSaver:
-    """Writes checkpoints, one after the other: begin() between two steps, save() beside them."""
+    """Writes checkpoints, one after the other: begin() between two steps, save() during them."""
 
     store: Store
     book: JournaledLedger

@@ -1,4 +1,4 @@
-"""Writer of one rank's state: copied to memory at a step, and stored beside the next steps."""
+"""Writer of one rank's state: copied to memory at a step, and stored during the next steps."""
 
 import threading
 from collections.abc import Mapping
@@ -80,15 +80,17 @@ class StateWriter:
             data = memory.data.numpy().data
             for part, start in enumerate(range(0, len(data), self._part_bytes)):
                 key = part_key(prefix, self._ranks.rank, part)
-                written.append(self._put(store, key, data[start : start + self._part_bytes]))
+                written.append(
+                    self._store_object(store, key, data[start : start + self._part_bytes])
+                )
             index = records.to_bytes(self._index(memory.shards, data, state))
             if len(index) > records.MAX_BYTES:
                 raise WrongStateError(f"the index of {len(memory.shards)} shards is too large")
-            written.append(self._put(store, index_key(prefix, self._ranks.rank), index))
+            written.append(self._store_object(store, index_key(prefix, self._ranks.rank), index))
             self._copy = None
         return written
 
-    def _put(self, store: Store, key: str, data: memoryview | bytes) -> CheckpointObject:
+    def _store_object(self, store: Store, key: str, data: memoryview | bytes) -> CheckpointObject:
         """Store an object, unless the copy is replaced.
 
         Raises:
