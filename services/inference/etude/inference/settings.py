@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple, Self
 
 from etude.common import stores
 from etude.common.api.run.context_extension import ContextExtension
+from etude.common.api.run.engine_settings import EngineSettings
 from etude.common.api.run.phases import inherit_context
-from etude.common.api.run.roles import EngineSettings
 from etude.common.errors import Problem, UserError
 from etude.common.role_inputs import ResolvedRun
 

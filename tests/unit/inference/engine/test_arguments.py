@@ -8,7 +8,8 @@ import pytest
 from transformers import LlamaConfig
 
 from etude.common.api.run.context_extension import ContextExtension
-from etude.common.api.run.roles import EngineSettings, InferenceRole
+from etude.common.api.run.engine_settings import EngineSettings
+from etude.common.api.run.roles import InferenceRole
 from etude.common.errors import UserError
 from etude.inference.engine.arguments import (
     check_arguments,

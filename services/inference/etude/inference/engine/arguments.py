@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from transformers import AutoConfig
 
 from etude.common.api.run.context_extension import ContextExtension, extend_rope
-from etude.common.api.run.roles import EngineSettings
+from etude.common.api.run.engine_settings import EngineSettings
 from etude.common.errors import Problem, UserError
 
 WHERE = "roles.inference.engine.engineArgs"
