@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 from etude.common import role_inputs, stores, telemetry
+from etude.common.api.run.spec import ModelSource
 from etude.common.errors import UnavailableError
 from etude.common.probes import Probes
 from etude.inference import main, settings
@@ -81,7 +82,7 @@ def test_it_closes_everything_when_it_fails(
     monkeypatch.setattr(main, "build_engine", story.build)
     monkeypatch.setattr(main, "exit_process", leave)
     run = mock.MagicMock()
-    run.spec.model.folder = "file:///model"
+    run.spec.model = ModelSource(uri="file:///model")
     monkeypatch.setattr(role_inputs, "read_run", lambda _path: run)
     monkeypatch.setattr(stores, "open_run_store", mock.MagicMock())
     monkeypatch.setattr(store_access, "require_readable_store", story.read)

@@ -13,6 +13,7 @@ from tests.support.stores.counting_store import CountingStore
 from torch.distributed.tensor import DTensor, debug
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
@@ -74,8 +75,10 @@ def header_bytes(folder: Path) -> int:
 
 
 def by_transformers(folder: Path) -> torch.nn.Module:
+    # SDPA has no caps, which Gemma 2 puts on its scores.
+    caps = getattr(AutoConfig.from_pretrained(folder), "attn_logit_softcapping", None)
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa"
+        folder, dtype=torch.float32, attn_implementation="eager" if caps else "sdpa"
     )
     return model.eval()
 

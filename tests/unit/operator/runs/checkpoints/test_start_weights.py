@@ -48,7 +48,9 @@ async def test_a_run_waits_for_its_checkpoint_and_starts_from_its_model(
     await lab.finish_jobs()
     assert lab.condition("Accepted")[0] == "True"
     assert lab.pods("trainer")
-    assert given(lab) == {"uri": "s3://old/run/checkpoints/000000000040/model", "seed": 3}
+    model = given(lab)
+    assert model["uri"] == "s3://old/run/checkpoints/000000000040/model"
+    assert model["seed"] == 3
 
 
 async def test_the_model_stays_known_when_its_checkpoint_is_gone(lab: Any, run_body: Any) -> None:
