@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from ray.exceptions import RayError, RayTaskError
 
 from etude.common.errors import EtudeError
+from etude.trainer.export.receipts import PeerFailedError
 from etude.trainer.learner.protocol import LearnerLostError
 
 LOSS_NOTICE_S = 60.0
@@ -35,10 +36,21 @@ async def gather_answers(references: Iterable[Awaitable[Any]], *, what: str) -> 
         return await asyncio.gather(*calls)
     except RayError as error:
         cause = unwrap_ray_error(error)
+        if isinstance(cause, PeerFailedError):
+            cause = await _find_peer_error(calls) or cause
         loss = None if isinstance(cause, EtudeError) else await _find_loss(calls)
         if loss is None:
             raise cause from error
         raise LearnerLostError(f"learner rank {loss.rank} died in {what}: {loss.reason}") from error
+
+
+async def _find_peer_error(calls: Sequence[asyncio.Future[Any]]) -> BaseException | None:
+    """Error of the rank because of which the others failed; None if only they answer."""
+    await asyncio.wait(calls, timeout=LOSS_NOTICE_S)
+    errors = [call.exception() for call in calls if call.done() and not call.cancelled()]
+    causes = [unwrap_ray_error(error) for error in errors if error is not None]
+    own = (cause for cause in causes if not isinstance(cause, PeerFailedError))
+    return next(own, None)
 
 
 class _Loss(NamedTuple):

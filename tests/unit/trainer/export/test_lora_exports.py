@@ -12,9 +12,12 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from etude.common.api.run.lora import Lora
+from etude.common.api.storage import Storage
 from etude.common.blobs import Store
 from etude.trainer.learner.batches import SupervisedSequence
+from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.learner import Learner
+from etude.trainer.learner.rank import LearnerRank
 
 Build = Callable[..., Learner]
 LORA = Lora(rank=4, alpha=16)
@@ -105,3 +108,19 @@ def test_only_layers_with_an_adapter_are_in_a_delta(build: Build, chain: Any) ->
     found = chain.publish(learner)
     # Two layers of 32 inputs and 4 heads of 8.
     assert 0 < found.stats.changed <= 2 * 32 * 32
+
+
+def test_a_rank_lists_the_objects_of_model_and_adapter(
+    base: Path, store: Store, tmp_path: Path
+) -> None:
+    storage = Storage(uri=f"file://{tmp_path}/run")
+    rank = LearnerRank(
+        LearnerConfig(run="uid", holder="test", model_folder=base, storage=storage, lora=LORA)
+    )
+    rank.load()
+    listed = [each.key for each in rank.export("checkpoints/1/")]
+    assert len(listed) == len(set(listed))
+    assert {f"checkpoints/1/{key}" for key in listed} == {
+        info.key for info in store.list("checkpoints/1/")
+    }
+    assert "adapter/adapter_model.safetensors" in listed

@@ -7,7 +7,7 @@ import time
 from etude.common.api.run.phases import inherit_context
 from etude.common.checkpoints import manifest
 from etude.common.checkpoints.manifest import StoredCheckpoint
-from etude.common.errors import StoreError
+from etude.common.errors import InvalidFieldError, StoreError, UserError
 from etude.common.weights import VersionId
 from etude.trainer import metrics
 from etude.trainer.controller.inputs import TaskSets
@@ -37,8 +37,8 @@ EVALUATION_LIMIT_S = 3_600.0
 
 WATCH_EVERY_S = 5.0
 
-_ENDINGS = (RunFailedError, NonFiniteLossError, NonFiniteWeightsError)
-"""Errors of training that end the run for good."""
+_ENDINGS = (RunFailedError, NonFiniteLossError, NonFiniteWeightsError, UserError, InvalidFieldError)
+"""Errors of training that end the run for good, or until its user changes something."""
 
 
 async def train(run: Run, task_sets: TaskSets, *, checkpoint: StoredCheckpoint | None) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from etude.agent.chat import DataFormat
 from etude.common.api.run.phases import Phase
-from etude.common.blobs import ObjectInfo, Store
+from etude.common.blobs import MissingError, ObjectInfo, Store
 from etude.common.checkpoints import manifest
 from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.errors import EtudeError, Problem, StoreError, UserError, WrongStateError
@@ -192,7 +192,10 @@ class LearnerRank:
         stored = []
         for written in self._learner.save(prefix + LEARNER):
             key = written.key.removeprefix(prefix)
-            found = manifest.describe_object(self._store, prefix, key)
+            try:
+                found = manifest.describe_object(self._store, prefix, key)
+            except MissingError as cause:
+                raise StoreError(f"{self._store.url}/{written.key}: is gone") from cause
             if (found.size, found.blake3) != (written.size, written.blake3):
                 raise StoreError(f"{self._store.url}/{written.key}: differs from what was written")
             stored.append(found)
@@ -207,7 +210,7 @@ class LearnerRank:
         # Digests of what the store holds, not of what was meant: a bad write is found here.
         return [
             manifest.describe_object(self._store, prefix, info.key.removeprefix(prefix))
-            for info in self._learner.export(prefix + MODEL)
+            for info in written
         ]
 
     def restore(self, prefix: str) -> None:

@@ -114,7 +114,7 @@ class CheckpointManager:
         before = self.reporter.status.state
         self.reporter.set_state(run_pb2.RUN_STATE_CHECKPOINTING)
         try:
-            async with self._report_failure(attempt):
+            async with self._report_failure(attempt), asyncio.timeout_at(attempt.deadline_s):
                 begun = await self.saver.begin(
                     self.controller_state(),
                     reason=reason,
@@ -139,14 +139,21 @@ class CheckpointManager:
         return _Attempt(reason, request, began_s, deadline_s)
 
     async def _save(self, begun: UnstoredCheckpoint, attempt: "_Attempt") -> None:
+        stored = None
         async with self._report_failure(attempt):
-            stored = await self.saver.save(begun)
-            if attempt.request:
-                self._restart_cadence(attempt.began_s)
-                self.commands.requests.mark_fulfilled(attempt.request)
-            await self.announce_checkpoint(stored)
-            self.progress.mark_progress()
-            await self.reporter.recorder.write_rows()
+            async with asyncio.timeout_at(attempt.deadline_s):
+                objects = await self.saver.write_objects(begun)
+            # Past the deadline, too: a manifest whose write was given up could appear later.
+            stored = await self.saver.publish(begun, objects)
+        if stored is None:
+            return
+        if attempt.request:
+            self._restart_cadence(attempt.began_s)
+            self.commands.requests.mark_fulfilled(attempt.request)
+        await self.announce_checkpoint(stored)
+        self.progress.mark_progress()
+        await self.reporter.recorder.write_rows()
+        await self.saver.delete_leftovers(stored)
 
     @contextlib.asynccontextmanager
     async def _report_failure(self, attempt: "_Attempt") -> AsyncIterator[None]:
@@ -158,8 +165,7 @@ class CheckpointManager:
             TimeoutError: it took too long, and the run may not go on without it.
         """
         try:
-            async with asyncio.timeout_at(attempt.deadline_s):
-                yield
+            yield
         except (StoreError, TimeoutError, EpochClosedError) as error:
             message = str(error) or "it took too long"
             self.reporter.record_event("CheckpointFailed", message, warning=True)
@@ -177,8 +183,15 @@ class CheckpointManager:
             TimeoutError: it took too long, and the run may not go on without this checkpoint.
         """
         saving, self._saving = self._saving, None
-        if saving is not None:
+        if saving is None:
+            return
+        before = self.reporter.status.state
+        # A wait for the store is not a run that makes no progress.
+        self.reporter.set_state(run_pb2.RUN_STATE_CHECKPOINTING)
+        try:
             await saving
+        finally:
+            self.reporter.set_state(before)
 
     async def cancel(self) -> None:
         """Give up a checkpoint that is being stored."""

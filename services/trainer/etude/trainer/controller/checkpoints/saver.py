@@ -63,7 +63,10 @@ class UnstoredCheckpoint(NamedTuple):
 
 @dataclass(slots=True)
 class CheckpointSaver:
-    """Writes checkpoints, one after the other: begin() between two steps, save() during them."""
+    """Writes checkpoints, one after the other.
+
+    begin() runs between two steps, write_objects() and publish() during them.
+    """
 
     store: Store
     book: JournaledLedger
@@ -101,8 +104,10 @@ class CheckpointSaver:
         metrics.CHECKPOINT.labels(stage="copy").observe(time.monotonic() - started_s)
         return begun
 
-    async def save(self, begun: UnstoredCheckpoint) -> StoredCheckpoint:
-        """Write the objects of a checkpoint, then its manifest; steps may run meanwhile.
+    async def publish(
+        self, begun: UnstoredCheckpoint, objects: list[CheckpointObject]
+    ) -> StoredCheckpoint:
+        """Write the manifest of a checkpoint, whose objects were written; steps may run meanwhile.
 
         Raises:
             EpochClosedError: this controller opened another epoch meanwhile.
@@ -110,7 +115,6 @@ class CheckpointSaver:
             StoreError: the store failed.
         """
         state, place = begun.state, begun.place
-        objects = await self._write_objects(begun)
         policy = state.cursor.policy or (state.epoch, 0)
         manifest = CheckpointManifest(
             run=state.run,
@@ -132,12 +136,15 @@ class CheckpointSaver:
             found = await asyncio.to_thread(self._publish_manifest, manifest)
         self.last_step, self.last = place.step, found
         self._journal_checkpoint(found)
-        await asyncio.to_thread(self._delete_leftovers, found)
         metrics.CHECKPOINT.labels(stage="all").observe(time.monotonic() - begun.started_s)
         return found
 
-    async def _write_objects(self, begun: UnstoredCheckpoint) -> list[CheckpointObject]:
-        """Write the objects of a checkpoint; they are invisible until the manifest names them."""
+    async def write_objects(self, begun: UnstoredCheckpoint) -> list[CheckpointObject]:
+        """Write the objects of a checkpoint; they are invisible until the manifest names them.
+
+        Raises:
+            StoreError: the store failed.
+        """
         prefix, state = begun.place.prefix, begun.state
         saved = await self.learners.save(prefix + begun.folder)
         objects = [each.model_copy(update={"key": begun.folder + each.key}) for each in saved]
@@ -168,8 +175,11 @@ class CheckpointSaver:
         self._check_epoch(manifest.epoch)
         return stored
 
-    def _delete_leftovers(self, stored: StoredCheckpoint) -> None:
+    async def delete_leftovers(self, stored: StoredCheckpoint) -> None:
         """Delete what earlier attempts at the same step left."""
+        await asyncio.to_thread(self._delete_unnamed, stored)
+
+    def _delete_unnamed(self, stored: StoredCheckpoint) -> None:
         manifest = stored.manifest
         named = {MANIFEST, *(item.key for item in manifest.objects)}
         try:
