@@ -7,6 +7,8 @@ import pytest
 
 from etude.agent.chat import ChatFormat
 from etude.agent.chat.thinking import count_thinking, remove_thinking
+from etude.agent.tool_calls import render_call
+from etude.agent.tool_formats.xml import XmlFormat
 
 MODEL = Path(__file__).parent / "model"
 TEMPLATE = (
@@ -66,8 +68,16 @@ def test_a_model_without_tags_of_thinking_does_not_think(chat: ChatFormat) -> No
 def test_calls_are_looked_for_outside_of_thinking(
     tmp_path: Path, opening: str, text: str, rest: str
 ) -> None:
-    assert remove_thinking(load(tmp_path, opening, is_token=True), text) == rest
+    assert remove_thinking(load(tmp_path, opening, is_token=True), text, XmlFormat()) == rest
+
+
+def test_tags_inside_of_a_call_stay_as_they_are(tmp_path: Path) -> None:
+    chat = load(tmp_path, "", is_token=True)
+    for content in ("a<think>b</think>c", "never <think>closed"):
+        call = render_call("write_file", {"path": "a.md", "content": content})
+        thought = "<think>perhaps " + render_call("read_file", {"path": "a.md"}) + "</think>"
+        assert remove_thinking(chat, f"{thought}Now. {call}", XmlFormat()) == f"Now. {call}"
 
 
 def test_a_model_without_tags_of_thinking_keeps_its_text(chat: ChatFormat) -> None:
-    assert remove_thinking(chat, "<think>x</think>") == "<think>x</think>"
+    assert remove_thinking(chat, "<think>x</think>", XmlFormat()) == "<think>x</think>"

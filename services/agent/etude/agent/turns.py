@@ -209,7 +209,9 @@ class _Rollout:
             return RolloutEnding.LENGTH_LIMIT
         text = self.chat.decode(ids[:-1])
         # A call that the policy only thinks about is not one.
-        calls, message = self.tools.tool_format.parse(remove_thinking(self.chat, text))
+        tool_format = self.tools.tool_format
+        spoken = remove_thinking(self.chat, text, tool_format)
+        calls, message = tool_format.parse(spoken)
         if not calls:
             self.final_message = message
             return RolloutEnding.STOPPED

@@ -102,6 +102,8 @@ def test_an_argument_that_a_field_sets_is_refused_with_the_field() -> None:
 def test_guesses_of_tokens_are_refused_as_their_logprobs_are_not_the_policys() -> None:
     with pytest.raises(UserError, match=r"(?s)speculative_config is not set here.*remove it"):
         check_arguments({"speculative_config": {"method": "ngram"}}, Arguments)
+    with pytest.raises(UserError, match=r"(?s)spec_method is not set here.*remove it"):
+        check_arguments({"spec_method": "ngram"}, Arguments)
 
 
 def test_an_engine_has_the_positions_that_the_run_trains(tmp_path: Path) -> None:

@@ -121,6 +121,14 @@ def test_positions_that_the_model_cannot_have_are_refused_before_it_starts(folde
     assert find(folder, given).model_folder == folder / "model"
 
 
+def test_new_tokens_beside_adapters_are_refused_before_a_run_starts(folder: Path) -> None:
+    given = spec(folder)
+    given["model"]["addTokens"] = ["<|call|>"]
+    given["roles"]["trainer"] = {**given["roles"].get("trainer", {}), "lora": {}}
+    with pytest.raises(UserError, match=r"roles\.trainer\.lora.*model\.addTokens"):
+        find(folder, given)
+
+
 def test_a_mistake_in_an_evaluation_refuses_a_run_that_has_not_begun(folder: Path) -> None:
     given = spec(folder)
     task_set = {**given["phases"][0]["tasks"][0], "uri": f"file://{folder}/typo"}

@@ -78,6 +78,7 @@ def test_changes_are_offered_where_a_phase_is_above_its_limit(folder: Path) -> N
         ({"batchTokens": 4_096}, 1_024),
         ({"batchTokens": 4_096, "sequenceTokens": 700}, 700),
         ({"batchTokens": 256}, 512),
+        ({"batchTokens": 4_096, "contextExtension": {"positions": 2_048}}, 2_048),
     ],
 )
 def test_the_longest_pass_is_a_full_one_or_one_sequence(
@@ -87,6 +88,13 @@ def test_the_longest_pass_is_a_full_one_or_one_sequence(
     step = describe_step(run.roles.trainer, run.phases[0], read_config(folder))
     assert step.tokens == tokens
     assert not step.on_gpu
+
+
+def test_later_phases_have_the_positions_of_earlier_ones(folder: Path) -> None:
+    longer = {"batchTokens": 4_096, "contextExtension": {"positions": 2_048}}
+    run = spec(longer, {"batchTokens": 4_096})
+    planned = plan_phases(run, folder, limit_bytes=GIB)
+    assert [memory.step.tokens for memory in planned] == [2_048, 2_048]
 
 
 def example(name: str) -> RLRunSpec:

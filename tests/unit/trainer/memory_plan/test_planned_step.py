@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, PretrainedConfig, Qwen3MoeConfig
 
+from etude.common.api.run.lora import Lora
 from etude.common.api.run.phases import Phase
 from etude.trainer.learner.gradients import backward_rows, reference_scorer
 from etude.trainer.learner.objective import Objective, PolicyObjective, imitation_loss
@@ -136,6 +137,12 @@ def test_shards_gradients_and_moments_are_fp32_and_divided_by_the_ranks(dense: P
         assert peak.by_kind[Kind.WEIGHTS] == share
         assert peak.by_kind[Kind.MOMENTS] == pytest.approx(2 * whole / ranks, rel=0.02)
         assert peak.by_kind[Kind.GRADIENTS] == share
+
+
+def test_adapters_alone_have_gradients_and_moments_on_one_rank(dense: Path) -> None:
+    peak = plan_step(dense, step(lora=Lora(rank=2)))
+    assert peak.by_kind[Kind.WEIGHTS] > weights_of(dense)
+    assert parts(peak, Kind.GRADIENTS, Kind.MOMENTS) < weights_of(dense) / 10
 
 
 def test_copies_of_the_weights_save_no_memory(dense: Path) -> None:

@@ -60,7 +60,8 @@ def _try_turn(chat: "ChatFormat", tool_format: ToolFormat, shown: ShownTools) ->
     if conversation.num_text_turns or RESULT not in chat.decode(delta):
         return "does not render calls and their results"
     turn = _turn_between(chat, conversation.prompt, again, delta)
-    if tool_format.parse(remove_thinking(chat, turn)).calls != (call,):
+    text = remove_thinking(chat, turn, tool_format)
+    if tool_format.parse(text).calls != (call,):
         return f"writes a call as {turn[:200]!r}, which is not the form {tool_format.name}"
     return ""
 

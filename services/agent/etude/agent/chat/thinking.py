@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from etude.agent.chat.format import ChatFormat
+    from etude.agent.tool_formats.base import ToolFormat
 
 
 def count_thinking(chat: "ChatFormat", ids: Sequence[int]) -> int:
@@ -25,14 +26,29 @@ def count_thinking(chat: "ChatFormat", ids: Sequence[int]) -> int:
     return count
 
 
-def remove_thinking(chat: "ChatFormat", text: str) -> str:
-    """Remove the thinking from a completion's text; thinking that is not closed goes to the end."""
+def remove_thinking(chat: "ChatFormat", text: str, tool_format: "ToolFormat") -> str:
+    """Remove the thinking from a completion's text; thinking that is not closed goes to the end.
+
+    From the first call on everything stays: its arguments may hold the same tags.
+
+    Args:
+        chat: format of the model.
+        text: of the completion.
+        tool_format: of the calls.
+    """
     if chat.traits.thinking is None:
         return text
     opened, closed = chat.traits.thinking
     whole = opened + text if chat.traits.opens_thinking else text
-    thinking = rf"{re.escape(opened)}.*?(?:{re.escape(closed)}|\Z)"
-    return re.sub(thinking, "", whole, flags=re.DOTALL)
+    kept, at = "", 0
+    for thinking in re.finditer(
+        rf"{re.escape(opened)}.*?(?:{re.escape(closed)}|\Z)", whole, flags=re.DOTALL
+    ):
+        before = whole[at : thinking.start()]
+        if tool_format.parse(before).calls:
+            break
+        kept, at = kept + before, thinking.end()
+    return kept + whole[at:]
 
 
 def _count_by_text(chat: "ChatFormat", ids: Sequence[int], *, is_open: bool) -> int:

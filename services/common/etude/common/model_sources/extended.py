@@ -96,6 +96,8 @@ def extend_model(source: RemoteModel, changes: ModelChanges) -> ExtendedModel:
         _refuse(source, TOKENIZER, "is missing: the model has no fast tokenizer")
     texts: dict[str, object] = {}
     ids, sizes = _add_tokens(source, layout, changes.tokens, _read_rows(config))
+    if sizes.known > sizes.rows:
+        _refuse(source, CONFIG, f"has a vocab_size of {sizes.rows} for {sizes.known} tokens")
     weights: dict[str, ChangedFile] = {}
     if ids:
         texts[TOKENIZER] = layout

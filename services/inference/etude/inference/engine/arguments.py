@@ -48,6 +48,9 @@ OWNED = {
     # On CPUs vLLM 0.32 divides guessed tokens' logits by temperatures that it never wrote
     # (expand_batch_to_tokens), and a draft model's weights would stay behind the policy's.
     "speculative_config": "",
+    "spec_method": "",
+    "spec_model": "",
+    "spec_tokens": "",
 }
 """Arguments that users may not give here, with the field that sets them; empty: nothing does."""
 

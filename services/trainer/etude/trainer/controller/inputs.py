@@ -164,6 +164,23 @@ def _prepare_model(spec: RLRunSpec, store: Store, settings: Settings) -> str:
     )
 
 
+def _check_adapters(spec: RLRunSpec) -> None:
+    """Check that new tokens can be told apart: adapters leave their rows equal for ever.
+
+    Raises:
+        UserError: adapters are to be trained beside new tokens.
+    """
+    if spec.model.add_tokens and spec.roles.trainer.lora is not None:
+        raise UserError(
+            Problem(
+                reason="InvalidSpec",
+                what="leaves the rows of model.addTokens as they are, all of them equal",
+                where="roles.trainer.lora",
+                fix="remove it, or begin with a model that was trained with these tokens",
+            )
+        )
+
+
 def _check_extensions(spec: RLRunSpec, model_folder: Path) -> None:
     """Check the context extensions of all phases, of which the last may begin in days.
 
@@ -211,6 +228,7 @@ def find_inputs(resolved: ResolvedRun, settings: Settings) -> Inputs:
                 fix="give a Hugging Face model folder",
             )
         )
+    _check_adapters(spec)
     _check_extensions(spec, model_folder)
     task_sets = find_task_sets(spec, is_begun=latest_epoch(store) is not None)
     remote_uri = "" if folder_of(model_uri) is not None else model_uri

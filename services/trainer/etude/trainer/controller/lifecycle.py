@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 
 from etude.common import telemetry
-from etude.common.api.run.spec import RLRunSpec
+from etude.common.api.run.spec import RLRunSpec, has_changes
 from etude.common.api.run.weights import Weights
 from etude.common.errors import EtudeError, FencedError, InvalidFieldError, UserError
 from etude.common.probes import Probes
@@ -132,6 +132,9 @@ def _learner_configs(
     spec = resolved.spec
     trainer = spec.roles.trainer
     mesh = trainer.mesh
+    base_uri = spec.model.folder
+    if has_changes(spec.model.key):
+        base_uri = inputs.model_uri or str(inputs.model_folder)
     return [
         LearnerConfig(
             run=resolved.uid,
@@ -146,7 +149,7 @@ def _learner_configs(
             activation_checkpointing=trainer.activation_checkpointing,
             compile_blocks=trainer.compile_blocks,
             lora=trainer.lora,
-            base_uri=spec.model.folder,
+            base_uri=base_uri,
             cpu_offload=trainer.cpu_offload,
             threads=trainer.threads_per_rank,
             rank=rank,

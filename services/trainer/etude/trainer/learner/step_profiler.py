@@ -45,10 +45,10 @@ def profile_step(phase: Phase, *, step: int, rank: int, store: Store) -> Iterato
     key = trace_key(phase.name, step=step, rank=rank)
     with TemporaryDirectory(prefix="etude-profile-") as folder:
         file = Path(folder) / "trace.json.gz"
-        recorded.export_chrome_trace(str(file))
         try:
+            recorded.export_chrome_trace(str(file))
             store.put(key, file.read_bytes())
-        except StoreError as error:
+        except (StoreError, OSError, RuntimeError) as error:
             log.warning("step %d has no trace: %s", step, error)
         else:
             log.info("step %d: trace in %s/%s", step, store.url, key)

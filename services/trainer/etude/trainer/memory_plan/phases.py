@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from transformers import PretrainedConfig
 
-from etude.common.api.run.phases import Phase
+from etude.common.api.run.phases import Phase, inherit_context
 from etude.common.api.run.roles import TrainerRole
 from etude.common.api.run.spec import DEFAULT_ROLLOUT, RLRunSpec
 from etude.trainer.learner.sequence_packing import uses_packing
@@ -51,7 +51,7 @@ def plan_phases(spec: RLRunSpec, folder: Path, *, limit_bytes: float) -> Iterato
         UnplannableModelError: its step cannot be run without values.
     """
     config = read_config(folder)
-    for phase in spec.phases:
+    for phase in inherit_context(spec.phases):
         step = describe_step(spec.roles.trainer, phase, config)
         peak = plan_step(folder, step)
         changes = []
@@ -93,7 +93,12 @@ def longest_sequence(phase: Phase, config: PretrainedConfig) -> int:
         return (phase.rollout or DEFAULT_ROLLOUT).max_tokens
     if phase.batch_tokens is None:
         return 0
-    context: int = config.get_text_config().max_position_embeddings
+    extension = phase.context_extension
+    context: int = (
+        config.get_text_config().max_position_embeddings
+        if extension is None
+        else extension.positions
+    )
     return phase.sequence_tokens or min(context, phase.batch_tokens)
 
 

@@ -186,7 +186,9 @@ def _allocate_whole(policy: Policy) -> None:
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in allocated:
                 memory = torch.empty_like(parameter, device="cpu")
-                allocated[id(parameter)] = nn.Parameter(memory)
+                allocated[id(parameter)] = nn.Parameter(
+                    memory, requires_grad=parameter.requires_grad
+                )
             setattr(module, name, allocated[id(parameter)])
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, torch.empty_like(buffer, device="cpu"))

@@ -8,6 +8,7 @@ from etude.agent.chat import ChatFormat, DataFormat
 from etude.common.api.meta import number
 from etude.common.api.run.phases import Dataset, HeldOutDataset, Phase, Validation
 from etude.common.api.storage import Storage
+from etude.common.errors import InvalidFieldError
 from etude.trainer.learner.batches import SupervisedSequence
 from etude.trainer.learner.data.blocks import read_block
 from etude.trainer.learner.data.encoding import RowEncoder, refuse_row
@@ -37,10 +38,14 @@ class DataReader:
         """Open the data of a phase with batchTokens, from a cursor; reads no row yet.
 
         Raises:
+            InvalidFieldError: the phase wants longer sequences than the model takes.
             UserError: files are missing or damaged, or others than at the cursor.
             CorruptError: the cursor is damaged.
             StoreError: the store does not answer.
         """
+        if (phase.sequence_tokens or 0) > self.context:
+            field = f"phases[{phase.name}].sequenceTokens"
+            raise InvalidFieldError(field, f"the model takes {self.context:,} tokens at most")
         batch_tokens = phase.batch_tokens or self.context
         capacity = min(phase.sequence_tokens or self.context, batch_tokens, self.context)
         datasets = phase.data or ()
