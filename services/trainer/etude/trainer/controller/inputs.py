@@ -168,7 +168,7 @@ def _check_adapters(spec: RLRunSpec) -> None:
     """Check that new tokens can be told apart: adapters leave their rows equal for ever.
 
     Raises:
-        UserError: adapters are to be trained beside new tokens.
+        UserError: the run trains adapters and has new tokens.
     """
     if spec.model.add_tokens and spec.roles.trainer.lora is not None:
         raise UserError(
