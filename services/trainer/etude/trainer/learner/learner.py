@@ -166,12 +166,30 @@ class Learner:
             seed=state.step,
         )
         loss, update = self._update(trained.rows, objective)
-        trained_tokens = sum(row.places.size for row in trained.rows)
+        counts = {
+            "removed_tokens": trained.removed,
+            "filtered_rollouts": trained.filtered,
+            "filtered_tokens_scored": sampled,
+        }
+        result = self._policy_result(loss, update, trained.rows, objective, started, counts)
+        return self._complete(result, update, trained.rows)
+
+    def _policy_result(
+        self,
+        loss: float,
+        update: Update,
+        trained: Sequence[TrainingRow],
+        objective: PolicyObjective,
+        started: float,
+        counts: Mapping[str, float],
+    ) -> StepResult:
+        """Figures of a policy step, of time.perf_counter() at its start; collective."""
+        trained_tokens = sum(row.places.size for row in trained)
         figures = objective.summary(self._ranks, trained_tokens=trained_tokens)
-        result = StepResult(
+        return StepResult(
             loss=loss,
             grad_norm=update.grad_norm,
-            tokens=sum(row.token_ids.size for row in trained.rows),
+            tokens=sum(row.token_ids.size for row in trained),
             trained_tokens=trained_tokens,
             learning_rate=update.learning_rate,
             entropy=figures.pop("entropy"),
@@ -182,14 +200,8 @@ class Learner:
             clip_fraction=figures.pop("clipped"),
             weight_digest=self.digest(),
             seconds=time.perf_counter() - started,
-            extra=figures
-            | {
-                "removed_tokens": trained.removed,
-                "filtered_rollouts": trained.filtered,
-                "filtered_tokens_scored": sampled,
-            },
+            extra=figures | dict(counts),
         )
-        return self._complete(result, update, trained.rows)
 
     def _complete(
         self, result: StepResult, update: Update, trained: Sequence[TrainingRow]

@@ -26,6 +26,7 @@ from etude.trainer.model.lora import EarlierPolicy, create_adapters, reset_adapt
 from etude.trainer.model.output_head import UNCHANGED, LogitTransform, TokenScores, score_tokens
 from etude.trainer.model.parameters import local_shard
 from etude.trainer.model.sharded_load import (
+    LoadPlan,
     ScatteredLayoutError,
     allocate,
     build_blank_model,
@@ -150,6 +151,12 @@ class Policy(nn.Module):
             )
 
 
+def _refuse_pickles(store: Store, folder: Path) -> None:
+    if any(info.key.endswith(".bin") and "/" not in info.key for info in store.list("")):
+        # Drawing weights beside them would be a silent mistake, reading them runs their code.
+        raise InvalidModelError(folder, "holds pickled weights; convert them to safetensors")
+
+
 def load_policy(
     folder: Path,
     *,
@@ -178,9 +185,7 @@ def load_policy(
     config = read_config(folder)
     ranks = ranks or RankGroup(rank=0, size=1, device=torch.device("cpu"))
     store = weights or open_store(folder.resolve().as_uri())
-    if any(info.key.endswith(".bin") and "/" not in info.key for info in store.list("")):
-        # Drawing weights beside them would be a silent mistake, reading them runs their code.
-        raise InvalidModelError(folder, "holds pickled weights; convert them to safetensors")
+    _refuse_pickles(store, folder)
     try:
         transform = find_logit_transform(config)
     except ValueError as cause:
@@ -188,9 +193,9 @@ def load_policy(
     wrap = partial(Policy, transform=transform, context=ranks.context, lora=lora)
     try:
         stored = find_weights(store)
+        # Without dropout: trainer and sampler must say the same.
         if stored is None:
             return _shard_complete(wrap(_draw_model(config, seed=seed).eval()), ranks, seed=seed)
-        # Without dropout: trainer and sampler must say the same.
         policy = wrap(build_blank_model(config).eval())
         try:
             plan = plan_load(policy.model, stored)
@@ -199,13 +204,19 @@ def load_policy(
                 raise InvalidModelError(folder, str(error)) from error
             log.warning("every rank loads the complete model: %s", error)
             return _shard_complete(wrap(_load_complete(folder, config).eval()), ranks, seed=seed)
-        ranks.shard(policy)
-        allocate(policy, ranks)
-        fill(policy.model, plan, store)
-        restore_buffers(policy.model)
-        reset_adapters(policy.adapters, seed=seed)
+        return _load_shards(policy, plan, store, ranks, seed=seed)
     except (OSError, ValueError, RuntimeError, KeyError, CorruptError) as cause:
         raise InvalidModelError(folder, f"the model cannot be loaded: {cause}") from cause
+
+
+def _load_shards(
+    policy: Policy, plan: LoadPlan, store: Store, ranks: RankGroup, *, seed: int
+) -> Policy:
+    ranks.shard(policy)
+    allocate(policy, ranks)
+    fill(policy.model, plan, store)
+    restore_buffers(policy.model)
+    reset_adapters(policy.adapters, seed=seed)
     return policy
 
 
