@@ -2,9 +2,9 @@
 
 python bench/learner.py [--layers 30] [--tokens 512]
 
-A random model of SmolLM2-135M's shape on the CPU, planned steps of the examples' models, and two
-ranks over gloo. Memory is what the passes allocate beside the
-weight and its gradient, counted by torch's profiler and not by the operating system.
+A random model of SmolLM2-135M's shape on the CPU, planned steps of the examples' models, and
+two or four ranks over gloo. Memory is what the passes allocate beside the weight and its gradient,
+counted by torch's profiler and not by the operating system.
 """
 
 import argparse
@@ -15,67 +15,22 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
-from learner_bench import collectives, planned
+from learner_bench import collectives, planned, rank_gradients
 from learner_bench.figures import merge_figures
-from torch import Tensor
-from transformers import LlamaConfig
+from learner_bench.random_model import HIDDEN, VOCABULARY, batch, build, gradient
 
-from etude.trainer.learner.gradients import accumulate_gradients
-from etude.trainer.learner.objective import imitation_loss
-from etude.trainer.learner.rows import TrainingRow
-from etude.trainer.learner.sequence_packing import Packing
 from etude.trainer.model.activation_checkpointing import Checkpointing, checkpoint_blocks
-from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.logit_probe import backbone
 from etude.trainer.model.output_head import score_tokens
-from etude.trainer.model.policy import Policy, load_policy
+from etude.trainer.model.policy import Policy
 
-VOCABULARY, HIDDEN = 49_152, 576
 LONG = {
     "learnerRanks": 8,
     "mesh": {"shard": 4, "context": 2},
     "microBatchTokens": 131_072,
 }
 """Rows of 128k tokens on eight GPUs, each shared by two of them."""
-
-
-def build(folder: Path, layers: int) -> Policy:
-    """A random policy of the shape of SmolLM2-135M."""
-    LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        num_hidden_layers=layers,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        intermediate_size=1_536,
-        max_position_embeddings=8_192,
-        tie_word_embeddings=True,
-    ).save_pretrained(folder)
-    return load_policy(folder, seed=0)
-
-
-def batch(tokens: int) -> list[TrainingRow]:
-    """Sequences of unequal length with this many tokens in total."""
-    rng = np.random.default_rng(0)
-    lengths = [tokens // 2, tokens // 4, tokens // 8, tokens // 8]
-    return [
-        TrainingRow(
-            token_ids=rng.integers(0, VOCABULARY, length).astype(np.int32),
-            places=np.arange(1, length),
-            weights=np.full(length - 1, 1 / tokens, np.float32),
-        )
-        for length in lengths
-    ]
-
-
-def gradient(policy: Policy, rows: list[TrainingRow], *, packed: bool) -> Tensor:
-    """Gradient of the batch, flat."""
-    alone = RankGroup(rank=0, size=1, device=torch.device("cpu"))
-    packing = Packing(max_tokens=sum(row.token_ids.size for row in rows), packed=packed)
-    accumulate_gradients(policy, rows, imitation_loss, ranks=alone, packing=packing)
-    return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
@@ -156,6 +111,7 @@ def main() -> None:
     figures = {
         "grad_diff_packed": float((packed - plain).abs().max()),
         "grad_diff_checkpointed": float((checkpointed - plain).abs().max()),
+        **rank_gradients.compare_ranks(options.layers, options.tokens),
         **head,
         **blocks,
         "plan_over_measured": planned.plan_over_measured(options.tokens, peak_bytes),
