@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from etude.agent.chat import CHAT_TEMPLATE
 from etude.agent.chat.trial import check_chat_format
 from etude.common.errors import UserError
 
 MODEL = Path(__file__).parent / "model"
 NUMBERS = "range(99999)"
+ENDLESS = f"{{% for a in {NUMBERS} %}}{{% for b in {NUMBERS} %}}{{% endfor %}}{{% endfor %}}"
 
 
 def copy_model(folder: Path, template: str) -> Path:
@@ -26,8 +28,13 @@ def test_a_template_that_works_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("template", "what"),
     [
+        (ENDLESS, "took more than 1 s of CPU"),
+        (f"{{% if tools %}}{ENDLESS}{{% endif %}}{CHAT_TEMPLATE}", "took more than 1 s of CPU"),
         (
-            f"{{% for a in {NUMBERS} %}}{{% for b in {NUMBERS} %}}{{% endfor %}}{{% endfor %}}",
+            CHAT_TEMPLATE.replace(
+                "{%- for call in",
+                f"{{% if message.tool_calls %}}{ENDLESS}{{% endif %}}{{%- for call in",
+            ),
             "took more than 1 s of CPU",
         ),
         (f"{{{{ ('x' * {1 << 31}) ~ ('y' * {1 << 31}) }}}}", "GiB of memory|MemoryError"),
@@ -37,7 +44,7 @@ def test_a_template_that_works_is_accepted() -> None:
         ),
         ("{% for m in messages %}{{ m.no.such }}{% endfor %}", "UndefinedError"),
     ],
-    ids=["endless", "large", "changes texts", "raises"],
+    ids=["endless", "endless with tools", "endless with calls", "large", "changes texts", "raises"],
 )
 def test_a_template_that_does_not_work_is_refused_with_its_file(
     tmp_path: Path, template: str, what: str

@@ -64,6 +64,17 @@ def test_inspect_shows_why_a_model_cannot_chat(folder: Path) -> None:
     assert "architecture" in done.stdout
 
 
+def test_inspect_renders_tools_within_limits(folder: Path) -> None:
+    fill = f"{{{{ 'x' * (tools | length * {1 << 31}) }}}}"
+    (folder / "chat_template.jinja").write_text(
+        f"{{# <tool_call> #}}{{% if (tools or []) | length > 5 %}}{fill}{{% endif %}}{TEMPLATE}"
+    )
+    done = etude("model", "inspect", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "Native: refused: " in done.stdout
+    assert "MemoryError" in done.stdout
+
+
 def test_a_damaged_file_of_weights_is_named(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])

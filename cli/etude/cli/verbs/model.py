@@ -159,38 +159,46 @@ def _describe_chat(model: "RemoteModel") -> dict[str, str]:
     """Template, tool format, ends and thinking; a refusal is shown as such, with its fix."""
     from etude.agent.chat import ChatFormat
     from etude.agent.chat.trial import check_chat_format
-    from etude.agent.tool_formats.registry import find_tool_format
 
     with _texts(model) as folder:
         try:
             check_chat_format(folder)
             chat = ChatFormat.load(folder)
+            native = _describe_native(chat)
         except UserError as error:
-            text = error.problem.text().replace(f"{folder}/", "").replace("\n ", "; ")
-            return {"chat": f"refused: {text}"}
+            return {"chat": _tell_refusal(error, folder)}
     traits, tags = chat.traits, {token: tag for tag, token in chat.vocabulary.tags.items()}
-    native = find_tool_format(chat.template.source, chat.vocabulary.tags)
     ends = ", ".join(f"{tags.get(token, '?')} ({token})" for token in sorted(chat.end_ids))
     thinking = "no markers" if traits.thinking is None else " … ".join(traits.thinking)
     return {
         "template": f"{chat.template.path.name}, "
         f"{'with' if traits.has_system else 'without'} system messages, "
         f"{'with' if traits.has_tool_role else 'without'} tool messages",
-        "tool format": "Xml, in the system prompt"
-        + (f"; Native: {_describe_native(chat)}" if native is not None else ""),
+        "tool format": f"Xml, in the system prompt{native}",
         "end of turn": ends,
         "thinking": thinking,
     }
 
 
 def _describe_native(chat: "ChatFormat") -> str:
-    from etude.agent.chat.native_form import find_native_form
+    """The model's own form of calls; empty without one. The tools are rendered in the trial."""
+    from etude.agent.chat.trial import check_chat_format
+    from etude.agent.tool_formats.registry import find_tool_format
     from etude.agent.toolsets import toolset
 
+    native = find_tool_format(chat.template.source, chat.vocabulary.tags)
+    if native is None:
+        return ""
     try:
-        return find_native_form(chat, toolset("Standard").schemas()).tool_format.name
+        check_chat_format(chat.vocabulary.folder, native_tools=[toolset("Standard").schemas()])
     except UserError as error:
-        return f"refused: it {error.problem.what}"
+        return f"; Native: {_tell_refusal(error, chat.vocabulary.folder)}"
+    return f"; Native: {native.name}"
+
+
+def _tell_refusal(error: UserError, folder: Path) -> str:
+    text = error.problem.text().replace(f"{folder}/", "").replace("\n ", "; ")
+    return f"refused: {text}"
 
 
 @contextmanager

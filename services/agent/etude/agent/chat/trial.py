@@ -18,7 +18,9 @@ from etude.agent.chat.format import ChatFormat
 from etude.agent.chat.native_form import find_native_form
 from etude.agent.chat.template import TemplateError, read_template, refuse_template
 from etude.agent.chat.vocabulary import Vocabulary
-from etude.common.errors import Problem, UserError
+from etude.agent.tool_calls import ParsedCall
+from etude.agent.tool_messages import ShownTools, make_call_message, make_result_messages
+from etude.common.errors import InvalidFieldError, Problem, UserError
 
 Schemas = Sequence[Mapping[str, object]]
 """JSON schema of each tool of a toolset."""
@@ -28,6 +30,22 @@ MEMORY_BYTES = 2 << 30
 """Memory beyond what the tokenizer takes."""
 _WALL_S = 300.0
 _RESULTS = ("first result\n", "", "  third {{ result }} {% raw %}")
+_PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string", "description": "Path of the file."},
+        "lines": {"type": "array", "items": {"type": "integer"}},
+    },
+    "required": ["path"],
+}
+_TOOLS: Schemas = [
+    {
+        "type": "function",
+        "function": {"name": name, "description": "Reads.", "parameters": _PARAMETERS},
+    }
+    for name in ("read_file", "list_folder")
+]
+_CALLS = [ParsedCall(name="read_file", arguments={"path": "a.py", "lines": [1, 2]})] * 2
 
 
 def check_chat_format(
@@ -82,7 +100,11 @@ def _limit(cpu_s: int) -> None:
 
 
 def _try(cpu_s: int, model_folder: Path, tools: Sequence[Schemas]) -> None:
-    """Load the format, roll out three turns, and one with each toolset in the model's own form."""
+    """Load the format, and render what rollouts and supervised data have it render.
+
+    That is three turns of text, a transcript with tools, and a turn with each toolset in the
+    model's own form.
+    """
     vocabulary = Vocabulary.load(model_folder)
     _limit(cpu_s)
     chat = ChatFormat.of(vocabulary)
@@ -96,8 +118,25 @@ def _try(cpu_s: int, model_folder: Path, tools: Sequence[Schemas]) -> None:
             conversation.render_again()
     except TemplateError as error:
         refuse_template(chat.template.path, f"the chat template cannot continue a turn: {error}")
+    _try_transcript(chat)
     for schemas in tools:
         find_native_form(chat, schemas)
+
+
+def _try_transcript(chat: ChatFormat) -> None:
+    """Encode a transcript with tools, in both forms of a call's arguments."""
+    for has_text in (False, True):
+        shown = ShownTools(schemas=_TOOLS, has_text_arguments=has_text)
+        turn = make_call_message(shown, "I look.", _CALLS, first=0)
+        messages = [
+            {"role": "system", "content": "A system prompt."},
+            {"role": "user", "content": "An instruction."},
+            turn,
+            *make_result_messages(turn, _RESULTS[:2]),
+            {"role": "assistant", "content": "The last turn."},
+        ]
+        with contextlib.suppress(InvalidFieldError):  # a template need not take tools
+            chat.encode_messages(messages, _TOOLS)
 
 
 def main() -> None:
