@@ -40,7 +40,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[RenderedMessage
 def _read(message: Mapping[str, Any], index: int) -> Iterator[RenderedMessage]:
     if not isinstance(message, Mapping):
         raise InvalidFieldError(f"messages[{index}]", "is no object")
-    # Parquet gives every message every key.
+    # Beside calls, content is often null.
     message = {key: value for key, value in message.items() if value is not None}
     content, role = message.get("content"), message.get("role")
     is_known = isinstance(role, str) and role in _ROLES

@@ -47,6 +47,54 @@ def test_parquet_gives_transcripts_too_and_leaves_other_columns_out(tmp_path: Pa
     assert read_all(f"file://{tmp_path}/a.parquet", tmp_path) == [{"messages": messages}]
 
 
+def test_objects_of_parquet_have_the_keys_of_their_own_row_alone(tmp_path: Path) -> None:
+    def write_row(path: str, *, is_list: bool) -> dict[str, object]:
+        key, kind = ("paths", {"type": "array"}) if is_list else ("path", {"enum": ["a", None]})
+        call = {"function": {"name": "read", "arguments": {key: path}}}
+        messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+        schema = {"name": "read", "parameters": {"properties": {key: kind}}}
+        return {"messages": messages, "tools": [{"function": schema}]}
+
+    rows = [write_row("a", is_list=True), write_row("b", is_list=False)]
+    write_rows(tmp_path / "a.parquet", rows)
+    assert read_all(f"file://{tmp_path}/a.parquet", tmp_path) == rows
+
+
+def test_a_map_of_parquet_is_an_object_that_keeps_its_nulls(tmp_path: Path) -> None:
+    kind = pa.list_(
+        pa.struct({"default": pa.map_(pa.string(), pa.struct({"b": pa.int8(), "c": pa.int8()}))})
+    )
+    table = pa.table(
+        {
+            "text": ["x", "y"],
+            "tools": pa.array([[{"default": [("a", None), ("d", {"b": 1})]}], None], kind),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    rows = read_all(f"file://{tmp_path}/a.parquet", tmp_path)
+    assert rows == [
+        {"text": "x", "tools": [{"default": {"a": None, "d": {"b": 1}}}]},
+        {"text": "y"},
+    ]
+
+
+def test_a_key_that_a_map_of_parquet_has_twice_is_refused(tmp_path: Path) -> None:
+    twice = pa.array([[("a", "1"), ("a", "2")]], pa.map_(pa.string(), pa.string()))
+    pq.write_table(pa.table({"text": ["x"], "tools": twice}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="row group 0 has text that is not UTF-8, or an object"):
+        read_all(f"file://{tmp_path}/a.parquet", tmp_path)
+
+
+def test_a_block_of_parquet_has_the_size_of_all_columns_that_are_read(tmp_path: Path) -> None:
+    tools = json.dumps([{"name": f"tool {index}"} for index in range(100)])
+    rows: list[dict[str, object]] = [{"text": "x", "other": "y" * 5000, "tools": tools}]
+    write_rows(tmp_path / "a.parquet", rows)
+    group = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
+    read = [column for column in map(group.column, range(3)) if column.path_in_schema != "other"]
+    (block,) = list_blocks(list_files(f"file://{tmp_path}", Storage(uri=f"file://{tmp_path}")))
+    assert block.num_bytes == sum(column.total_compressed_size for column in read)
+
+
 def test_a_folder_gives_the_files_below_it_by_name(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     write_rows(tmp_path / "b.jsonl", ROWS[:2])
