@@ -128,7 +128,9 @@ def turns(draw: st.DrawFn, family: str) -> Turn:
 def take_turn(native: Native, conversation: Conversation, text: str) -> list[ParsedCall]:
     """Read a sampled text as a rollout does, and note it."""
     parsed = native.tools.tool_format.parse(
-        remove_thinking(native.chat, text, native.tools.tool_format)
+        remove_thinking(
+            native.chat, text, native.tools.tool_format, is_open=conversation.opens_thinking
+        )
     )
     found = [call for call in parsed.calls if isinstance(call, ParsedCall)]
     assert len(found) == len(parsed.calls)

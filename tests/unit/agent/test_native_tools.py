@@ -117,6 +117,17 @@ async def test_a_template_that_takes_arguments_as_text_gets_text(tmp_path: Path)
     assert "x = 1" in chat.decode(done.links[0].token_ids)
 
 
+async def test_a_template_that_opens_thinking_and_drops_it_later_takes_calls(
+    tmp_path: Path,
+) -> None:
+    template = TEMPLATE.replace("<|assistant|>{% endif %}", "<|assistant|><think>\n{% endif %}")
+    template = template.replace("m.content }}", "m.content.split('</think>')[-1] }}")
+    chat = ChatFormat.load(write_model(tmp_path, template))
+    done = await roll_out(chat, f"why</think>{READ}", f"so</think>{GREP}", "so</think>Done.")
+    assert [call.name for call in done.calls] == ["read_file", "grep"]
+    assert done.final_message == "Done."
+
+
 @pytest.mark.parametrize(
     ("template", "what"),
     [

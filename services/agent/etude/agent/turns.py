@@ -202,7 +202,9 @@ class _Rollout:
         ids = completion.token_ids
         self.costs.turns += 1
         self.costs.completion_tokens += len(ids)
-        self.costs.thinking_tokens += count_thinking(self.chat, ids)
+        self.costs.thinking_tokens += count_thinking(
+            self.chat, ids, is_open=self.conversation.opens_thinking
+        )
         self.link.append_sampled(ids, completion.logprobs, completion.spans)
         if ids[-1] not in self.chat.end_ids:
             self.final_message = self.chat.decode(ids)
@@ -210,7 +212,9 @@ class _Rollout:
         text = self.chat.decode(ids[:-1])
         # A call that the policy only thinks about is not one.
         tool_format = self.tools.tool_format
-        spoken = remove_thinking(self.chat, text, tool_format)
+        spoken = remove_thinking(
+            self.chat, text, tool_format, is_open=self.conversation.opens_thinking
+        )
         calls, message = tool_format.parse(spoken)
         if not calls:
             self.final_message = message

@@ -47,6 +47,8 @@ class Conversation:
     """Tokens up to the first completion."""
     num_text_turns: int = 0
     """Turns with calls that the template was given as text, as it refuses them as calls."""
+    opens_thinking: bool = False
+    """True if the tokens before the next completion leave thinking open."""
     _is_rewritten: bool = False
     _num_calls: int = 0
     _raw: list[RenderedMessage] = field(default_factory=list)
@@ -134,6 +136,7 @@ class Conversation:
         """
         text = self._render(self._planted)
         self._text = self._without_marks(text)
+        self.opens_thinking = self.chat.traits.opens_thinking(text)
         return self.chat.vocabulary.encode_marked(text, self._mark, is_start=True)
 
     def _append(self, *messages: RenderedMessage) -> None:
@@ -219,6 +222,7 @@ class Conversation:
     def _take_delta(self, before: str, after: str) -> list[int]:
         self._compare_history(before)
         self._text += self._reply + self._without_marks(after)
+        self.opens_thinking = self.chat.traits.opens_thinking(after)
         return self._encode_delta(after)
 
     def _compare_history(self, rendered: str) -> None:

@@ -48,6 +48,7 @@ def _try_turn(chat: "ChatFormat", tool_format: ToolFormat, shown: ShownTools) ->
     try:
         bare = chat.decode(chat.open(SYSTEM, INSTRUCTION).prompt)
         conversation = chat.open(SYSTEM, INSTRUCTION, shown)
+        is_open = conversation.opens_thinking
         conversation.add_completion(tool_format.render([call]), calls=[call])
         delta = conversation.append_results([RESULT])
         again = conversation.render_again()
@@ -59,8 +60,10 @@ def _try_turn(chat: "ChatFormat", tool_format: ToolFormat, shown: ShownTools) ->
         return f"does not show the tools that it is given: {', '.join(missing)}"
     if conversation.num_text_turns or RESULT not in chat.decode(delta):
         return "does not render calls and their results"
+    # Some templates write no thinking in earlier turns, where it is not open then.
+    is_open = is_open and again[: len(conversation.prompt)] == conversation.prompt
     turn = _turn_between(chat, conversation.prompt, again, delta)
-    text = remove_thinking(chat, turn, tool_format)
+    text = remove_thinking(chat, turn, tool_format, is_open=is_open)
     if tool_format.parse(text).calls != (call,):
         return f"writes a call as {turn[:200]!r}, which is not the form {tool_format.name}"
     return ""

@@ -10,12 +10,17 @@ if TYPE_CHECKING:
     from etude.agent.tool_formats.base import ToolFormat
 
 
-def count_thinking(chat: "ChatFormat", ids: Sequence[int]) -> int:
-    """Count the tokens of thinking, its tags included; thinking that is not closed counts, too."""
+def count_thinking(chat: "ChatFormat", ids: Sequence[int], *, is_open: bool) -> int:
+    """Count the tokens of thinking, its tags included; thinking that is not closed counts, too.
+
+    Args:
+        chat: format of the model.
+        ids: of the completion.
+        is_open: True if the prompt leaves thinking open (`Conversation.opens_thinking`).
+    """
     if chat.traits.thinking is None:
         return 0
     opened, closed = (chat.vocabulary.token_id(tag) for tag in chat.traits.thinking)
-    is_open = chat.traits.opens_thinking
     if opened is None or closed is None:
         return _count_by_text(chat, ids, is_open=is_open)
     count = 0
@@ -26,7 +31,9 @@ def count_thinking(chat: "ChatFormat", ids: Sequence[int]) -> int:
     return count
 
 
-def remove_thinking(chat: "ChatFormat", text: str, tool_format: "ToolFormat") -> str:
+def remove_thinking(
+    chat: "ChatFormat", text: str, tool_format: "ToolFormat", *, is_open: bool
+) -> str:
     """Remove the thinking from a completion's text; thinking that is not closed goes to the end.
 
     From the first call on everything stays: its arguments may hold the same tags.
@@ -35,11 +42,12 @@ def remove_thinking(chat: "ChatFormat", text: str, tool_format: "ToolFormat") ->
         chat: format of the model.
         text: of the completion.
         tool_format: of the calls.
+        is_open: True if the prompt leaves thinking open.
     """
     if chat.traits.thinking is None:
         return text
     opened, closed = chat.traits.thinking
-    whole = opened + text if chat.traits.opens_thinking else text
+    whole = opened + text if is_open else text
     kept, at = "", 0
     for thinking in re.finditer(
         rf"{re.escape(opened)}.*?(?:{re.escape(closed)}|\Z)", whole, flags=re.DOTALL

@@ -55,13 +55,12 @@ class TemplateTraits:
         # Results that are user messages would each be given the system text again.
         return self.has_system and (self.has_tool_role or not self.moves_system)
 
-    @property
-    def opens_thinking(self) -> bool:
-        """True if the generation prompt leaves thinking open."""
-        if self.thinking is None:
-            return False
-        opened, closed = self.thinking
-        return self.generation_prompt.rfind(opened) > self.generation_prompt.rfind(closed)
+    def opens_thinking(self, rendered: str) -> bool:
+        """True if the generation prompt at the end of a rendered text leaves thinking open.
+
+        Some templates open it after the user's messages only, not after results.
+        """
+        return self.thinking is not None and rendered.rstrip().endswith(self.thinking[0])
 
 
 def make_message(role: str, content: str) -> RenderedMessage:
