@@ -130,7 +130,12 @@ class World:
         )
         phases = resolved.spec.phases
         opened = open_run(
-            self.store, run_uid="run", phases=phases, holder="test", resume=resolved.resume
+            self.store,
+            run_uid="run",
+            phases=phases,
+            added_tokens=resolved.spec.model.add_tokens,
+            holder="test",
+            resume=resolved.resume,
         )
         holder: list[Run] = []
         services = RunServices(

@@ -84,7 +84,7 @@ async def test_the_controller_waits_for_engines_and_keyframes_as_the_run_says(
 ) -> None:
     before, _, _ = world.start()
     phases = resolved.spec.phases
-    opened = open_run(inputs.store, run_uid="run", phases=phases, holder="test")
+    opened = open_run(inputs.store, run_uid="run", phases=phases, added_tokens=(), holder="test")
     services = RunServices(
         learners=before.learners,
         workers=before.dispatcher.workers,

@@ -99,7 +99,9 @@ async def test_a_corrupt_newest_checkpoint_falls_back_to_the_one_before(
     damaged = max(k for k in world.store.objects if k.endswith("learner/state.json"))
     world.store.objects[damaged] = b"garbage"
     resolved = ResolvedRun.model_validate({"name": "d", "uid": "run", "spec": world.spec})
-    opened = open_run(world.store, run_uid="run", phases=resolved.spec.phases, holder="t")
+    opened = open_run(
+        world.store, run_uid="run", phases=resolved.spec.phases, added_tokens=(), holder="t"
+    )
     assert len(opened.problems) == 1
     assert damaged.rsplit("/", 2)[0] in opened.problems[0]
     assert await world.train()

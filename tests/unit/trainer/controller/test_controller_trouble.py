@@ -141,8 +141,21 @@ async def test_another_run_is_refused_before_it_fences_the_one_that_lives(
     run, sets, checkpoint = world.start()
     phases = run.progress.resolved.spec.phases
     with pytest.raises(UserError, match=r"storage\.uri.*holds run run"):
-        open_run(world.store, run_uid="other", phases=phases, holder="test")
+        open_run(world.store, run_uid="other", phases=phases, added_tokens=(), holder="test")
     assert await train(run, sets, checkpoint=checkpoint)
+
+
+async def test_a_resume_with_other_added_tokens_is_refused_by_the_field(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world()
+    world.spec["model"]["addTokens"] = ["<a>", "<b>"]
+    await world.crash(after=SFT_STEPS + 1)
+    world.spec["model"]["addTokens"] = ["<b>", "<a>"]
+    with pytest.raises(UserError, match=r"model\.addTokens.*saved with \['<a>', '<b>'\]"):
+        world.start()
+    world.spec["model"]["addTokens"] = ["<a>", "<b>"]
+    assert await world.train()
 
 
 async def test_a_stalled_controller_leaves_its_successors_checkpoint_alone(

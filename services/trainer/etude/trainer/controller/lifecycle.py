@@ -68,6 +68,7 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
             inputs.store,
             run_uid=resolved.uid,
             phases=resolved.spec.phases,
+            added_tokens=resolved.spec.model.add_tokens,
             holder=f"{settings.pod}/{settings.attempt}",
             resume=resolved.resume,
         )

@@ -221,6 +221,7 @@ class CheckpointManager:
             ledger=self.book.ledger.checkpoint_state(),
             sequence=self.book.journal.last_sequence,
             seeds={phase.name: phase.seed for phase in spec.phases},
+            added_tokens=spec.model.add_tokens,
             branch=self.branch.number,
             path=self.branch.path,
         )

@@ -90,20 +90,23 @@ def open_run(
     *,
     run_uid: str,
     phases: Sequence[Phase],
+    added_tokens: tuple[str, ...],
     holder: str,
     resume: ResumeAt | None = None,
 ) -> OpenedRun:
     """Take over a run, or start it, and fence every earlier controller.
 
     Raises:
-        UserError: the storage belongs to another run, the phases differ from the checkpoint's, or
-            the checkpoint to restore is lost.
+        UserError: the storage belongs to another run, the phases or the added tokens differ from
+            the checkpoint's, or the checkpoint to restore is lost.
         CorruptError: the journal is damaged.
     """
     _claim_storage(store, run_uid)
     start = _find_start(store, run_uid, phases, resume)
     state = start.state
     _check_phases(state, phases)
+    if start.checkpoint is not None:
+        _check_tokens(state, added_tokens)
     epoch = _claim_epoch(store, start, holder)
     # After the claim: all that an earlier controller acknowledged is in the journal now.
     before = write_ahead_log.recover_records(
@@ -244,5 +247,26 @@ def _check_phases(state: ControllerState, phases: Sequence[Phase]) -> None:
             what=f"the run was saved in phase {state.cursor.phase} with seeds {state.seeds}",
             where="phases",
             fix="restore the phases' names and seeds, or start a run with another storage.uri",
+        )
+    )
+
+
+def _check_tokens(state: ControllerState, added_tokens: tuple[str, ...]) -> None:
+    """Refuse other tokens than those whose rows of the embedding were trained.
+
+    A model may have rows to spare, so that its shape does not tell.
+
+    Raises:
+        UserError: the tokens changed.
+    """
+    if state.added_tokens in {None, added_tokens}:
+        return
+    raise UserError(
+        Problem(
+            reason="TokensChanged",
+            what=f"is {list(added_tokens)}, and the run was saved with"
+            f" {list(state.added_tokens or ())}",
+            where="model.addTokens",
+            fix="restore the tokens in their order, or start a run with another storage.uri",
         )
     )

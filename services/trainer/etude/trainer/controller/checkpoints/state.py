@@ -88,6 +88,9 @@ class ControllerState(BaseModel):
     """Newest journal record in this state."""
     seeds: dict[str, int]
     """By phase."""
+    added_tokens: tuple[str, ...] | None = None
+    """Tokens of model.addTokens, by which the rows of the embedding have their meaning; None in
+    checkpoints of earlier releases."""
     branch: int = 0
     """Number of restores to an older checkpoint."""
     path: tuple[tuple[int, int], ...] = ()
