@@ -113,8 +113,9 @@ def _pace(steps: Sequence[Row]) -> float | None:
 
 
 def _environment(env: EnvironmentStatus) -> str:
+    # A pool has no driver while its hosts are down: before its first phase and after the last one.
     wall = f", {env.isolation} isolation" if env.isolation else ""
-    return f"{env.leased} leased from {env.pool} ({env.driver or 'no driver yet'}{wall})"
+    return f"{env.leased} leased from {env.pool} ({env.driver or 'no hosts'}{wall})"
 
 
 def _pod(pod: LocalPod) -> PodLine:

@@ -142,7 +142,7 @@ def _pods(seen: RunObjects) -> str:
 def _environments(status: RLRunStatus) -> str:
     return " · ".join(
         f"{each.name}: {each.leased} leased from {each.pool}"
-        f" ({each.driver or 'no driver yet'}{', not available' if not each.ready else ''})"
+        f" ({each.driver or 'no hosts'}{', not available' if not each.ready else ''})"
         for each in status.environments
     )
 
