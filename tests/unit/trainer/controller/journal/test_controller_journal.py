@@ -167,6 +167,27 @@ async def test_a_store_that_stays_full_is_an_error_in_the_end() -> None:
         await asyncio.wait_for(log.run(), 10)
 
 
+async def test_a_held_epoch_keeps_another_from_opening_and_no_record_from_its_store() -> None:
+    store = MemoryStore()
+    claim_epoch(store, holder="a", parent=None, reason="start")
+
+    async def claim() -> int:
+        return claim_epoch(store, holder="a", parent=None, reason="rollback", after=1)
+
+    async with writing(Journal(store, RUN, 1, 1)) as log:
+        log.append(opening(1))
+        async with asyncio.timeout(30):
+            async with log.hold_epoch() as epoch:
+                another = asyncio.create_task(log.open_epoch(claim))
+                log.append(admit(0))
+                await log.wait_durable()
+                assert (epoch, log.epoch, store.head("weights/epochs/000002.json")) == (1, 1, None)
+            assert await another == log.epoch == 2
+            await log.wait_durable()
+    found = write_ahead_log.recover_records(store, run_uid=RUN, before_epoch=3, since=0)
+    assert (positions(found.records), found.epoch) == ([0], 2)
+
+
 async def test_a_missing_segment_in_the_middle_is_refused() -> None:
     store = MemoryStore()
     await write_epoch(store, range(9))

@@ -75,6 +75,8 @@ class Journal:
     _urgent: asyncio.Event = field(default_factory=asyncio.Event)
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a segment is written, or while the epoch changes."""
+    _holding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by a caller of hold_epoch(), or while the epoch changes; taken before _writing."""
 
     def __post_init__(self) -> None:
         self._durable = self.next_sequence - 1
@@ -155,7 +157,7 @@ class Journal:
             FencedError: another controller took over.
             StoreError: the store stayed away.
         """
-        async with self._writing:
+        async with self._holding, self._writing:
             while self._queue:
                 await self._flush()
             # Nothing runs between the last flush and this: the OPEN comes right after it.
@@ -177,8 +179,8 @@ class Journal:
 
     @contextlib.asynccontextmanager
     async def hold_epoch(self) -> AsyncIterator[int]:
-        """Keep this controller from opening another epoch; nothing is written meanwhile."""
-        async with self._writing:
+        """Keep this controller from opening another epoch; records are written meanwhile."""
+        async with self._holding:
             yield self.epoch
 
     async def _flush(self) -> None:
