@@ -98,7 +98,7 @@ def main(
     results += [learner.policy_step(rollouts(seed)) for seed in range(3)]
     # A pass without gradient leaves FSDP's root gathered, which must not be what is saved.
     learner.held_out_loss(texts(5, 3))
-    learner.copy_state()
+    learner.copy_state(f"checkpoint-{name}")
     learner.save(f"checkpoint-{name}")
     # Collective: after it, every rank has stored its part.
     learner.export(f"export-{name}")

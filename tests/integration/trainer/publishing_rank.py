@@ -83,7 +83,7 @@ def main(rank: int, folder: Path) -> None:
             learner.supervised_step(texts(10 * number + step))
     # The weights of a version come back, and one more delta goes on from it.
     controller.publish(VERSIONS)
-    learner.copy_state()
+    learner.copy_state("checkpoint")
     learner.save("checkpoint")
     dist.barrier()
     learner.supervised_step(texts(99))

@@ -48,8 +48,8 @@ async def learners(  # noqa: C901 - the linter counts the methods of the local c
             while what and not (self.folder / f"{what}-{self.rank}").exists():
                 time.sleep(0.01)
 
-        def copy_state(self) -> None:
-            self._called("copy_state")
+        def copy_state(self, prefix: str) -> None:
+            self._called(f"copy_state {prefix}")
 
         def save(self, prefix: str) -> list[str]:
             self._wait_for("uploaded")
@@ -83,7 +83,7 @@ async def test_neither_an_upload_nor_a_checkpoint_waits_for_the_step_that_is_und
 ) -> None:
     async with asyncio.timeout(START_S):
         await learners.supervised_step(0)
-        await learners.copy_state()
+        await learners.copy_state("checkpoint/")
         step = asyncio.create_task(learners.supervised_step(1))
         saving: asyncio.Task[Any] = asyncio.create_task(learners.save("checkpoint/"))
         with pytest.raises(StoreError, match="the store is away"):
@@ -94,4 +94,4 @@ async def test_neither_an_upload_nor_a_checkpoint_waits_for_the_step_that_is_und
         assert await saving == ["checkpoint/0", "checkpoint/1"]
         answer: Any = await step
     # Collective calls stay on one thread, as their libraries expect.
-    assert answer == [1, ["load", "step 0", "copy_state", "step 1"]]
+    assert answer == [1, ["load", "step 0", "copy_state checkpoint/", "step 1"]]

@@ -125,7 +125,7 @@ class SimulatedLearners(Learners):
         await asyncio.to_thread(self.publisher.upload, version)
 
     @override
-    async def copy_state(self) -> None:
+    async def copy_state(self, prefix: str) -> None:
         state = {
             "weights": self.weights,
             "phase": self.phase,

@@ -249,8 +249,8 @@ class RayLearners(Learners):
         await self._answers("upload", version, group=UPLOADS)
 
     @override
-    async def copy_state(self) -> None:
-        await self._call("copy_state")
+    async def copy_state(self, prefix: str) -> None:
+        await self._call("copy_state", prefix)
 
     @override
     async def save(self, prefix: str) -> list[CheckpointObject]:

@@ -57,7 +57,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     learner.start_phase(SFT, 0)
     ids = np.arange(12, dtype=np.int32)
     learner.supervised_step([SupervisedSequence(token_ids=ids, weights=np.ones(12, np.float32))])
-    learner.copy_state()
+    learner.copy_state("000001/001/learner")
     learner.save("000001/001/learner")
     found = open_store(f"file://{tmp_path}/run")
     found.put(f"000001/001/{CONTROLLER}", STATE.model_dump_json().encode())

@@ -176,7 +176,7 @@ async def test_a_controller_that_stalls_while_it_saves_touches_only_its_own_fold
 ) -> None:
     world = make_world()
     stalled, _, _ = world.start()
-    await stalled.learners.copy_state()
+    await stalled.learners.copy_state("checkpoints/000000000004/000001/001/")
     await stalled.learners.save("checkpoints/000000000004/000001/001/")
     assert await world.train()
     await stalled.learners.save("checkpoints/000000000004/000001/001/")

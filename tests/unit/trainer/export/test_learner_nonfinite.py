@@ -47,7 +47,7 @@ def test_weights_that_are_no_numbers_are_not_saved(
     learner = learner_with(value, dtype=dtype)
     before = list(store.list(""))
     with pytest.raises(NonFiniteWeightsError, match="no checkpoint was written: 1 weights"):
-        learner.copy_state()
+        learner.copy_state("checkpoints/1")
     assert list(store.list("")) == before
 
 
@@ -59,6 +59,6 @@ def test_what_may_be_published_is_saved(
     learner_with: Callable[..., Learner], store: Store, value: float, settings: dict[str, Any]
 ) -> None:
     learner = learner_with(value, **settings)
-    learner.copy_state()
+    learner.copy_state("checkpoints/1")
     learner.save("checkpoints/1")
     assert [info.key for info in store.list("checkpoints/1/")]

@@ -111,7 +111,7 @@ def test_a_restored_learner_goes_on_from_the_version_of_its_weights(
     one.supervised_step(texts(0))
     if is_published:
         reader.follow(chain.publish(one))
-    one.copy_state()
+    one.copy_state("checkpoints/1/learner")
     one.save("checkpoints/1/learner")
     parent = VersionId(1, chain.number - 1)
     weights.claim_epoch(store, holder="test", parent=parent, reason="takeover")

@@ -92,7 +92,7 @@ def test_a_restored_supervised_phase_goes_on_bit_for_bit(build: Build, lora: Lor
     one.start_phase(SFT, 0)
     for seed in range(4):
         one.supervised_step(texts(seed))
-    one.copy_state()
+    one.copy_state("checkpoints/4/learner")
     one.save("checkpoints/4/learner")
     expected = [one.supervised_step(texts(seed)) for seed in (4, 5)]
     other = build(seed=99, lora=lora)
@@ -112,7 +112,7 @@ def test_a_restored_policy_phase_keeps_its_reference(build: Build, lora: Lora | 
     one = build(lora=lora)
     one.start_phase(RL, 0)
     one.policy_step(rollouts(0))
-    one.copy_state()
+    one.copy_state("checkpoints/1/learner")
     one.save("checkpoints/1/learner")
     expected = one.policy_step(rollouts(1))
     other = build(lora=lora)
@@ -127,7 +127,7 @@ def test_a_restored_policy_phase_keeps_its_reference(build: Build, lora: Lora | 
 def test_other_adapters_than_those_of_the_checkpoint_are_refused(build: Build) -> None:
     one = build(lora=LORA)
     one.start_phase(SFT, 0)
-    one.copy_state()
+    one.copy_state("checkpoints/0/learner")
     one.save("checkpoints/0/learner")
     for lora, now in ((None, "the run no adapters"), (Lora(rank=8), "'rank': 8")):
         other = build(lora=lora)
@@ -150,7 +150,7 @@ def test_a_new_phase_starts_its_optimiser_afresh(build: Build) -> None:
     fresh, carried = build(), build()
     carried.start_phase(SFT, 0)
     carried.supervised_step(texts(0))
-    carried.copy_state()
+    carried.copy_state("checkpoints/1/learner")
     carried.save("checkpoints/1/learner")
     fresh.restore("checkpoints/1/learner")
     second = {**SFT, "name": "sft-2"}
@@ -165,7 +165,7 @@ def test_a_new_phase_starts_its_optimiser_afresh(build: Build) -> None:
 def test_a_checkpoint_before_the_first_step_can_be_restored(build: Build) -> None:
     one = build(seed=3)
     one.start_phase(SFT, 0)
-    one.copy_state()
+    one.copy_state("checkpoints/0/learner")
     one.save("checkpoints/0/learner")
     other = build(seed=4)
     other.restore("checkpoints/0/learner")
@@ -178,7 +178,7 @@ def test_a_checkpoint_before_the_first_step_can_be_restored(build: Build) -> Non
 def test_a_checkpoint_names_every_object_with_its_size(build: Build, store: Store) -> None:
     learner = build()
     learner.start_phase(SFT, 0)
-    learner.copy_state()
+    learner.copy_state("checkpoints/0/learner")
     written = learner.save("checkpoints/0/learner")
     found = store.list("checkpoints/0/learner/")
     assert sorted((o.key, o.size) for o in written) == [(o.key, o.size) for o in found]
@@ -213,7 +213,7 @@ def test_a_damaged_checkpoint_is_refused_by_object_and_nothing_changes(
 ) -> None:
     learner = build()
     learner.start_phase(SFT, 0)
-    learner.copy_state()
+    learner.copy_state("good")
     learner.save("good")
     key = "good/00000.json" if target == "index" else part_of(store, "good/")
     data = damage(store.get(key))
@@ -265,7 +265,7 @@ def test_a_checkpoint_of_an_earlier_release_is_restored_and_its_damage_named(
     one = build()
     one.start_phase(RL, 0)
     one.policy_step(rollouts(0))
-    one.copy_state()
+    one.copy_state("old")
     one.save("old")
     rewrite_in_format_1(store, "old")
     other = build(seed=99)
@@ -282,7 +282,7 @@ def test_a_checkpoint_of_an_earlier_release_is_restored_and_its_damage_named(
 def test_a_checkpoint_of_another_model_is_refused(build: Build, tmp_path: Path) -> None:
     learner = build()
     learner.start_phase(SFT, 0)
-    learner.copy_state()
+    learner.copy_state("good")
     learner.save("good")
     config = json.loads((MODEL / "config.json").read_text())
     (tmp_path / "wide").mkdir()
@@ -296,4 +296,4 @@ def test_a_checkpoint_of_another_model_is_refused(build: Build, tmp_path: Path) 
 
 def test_a_learner_without_a_phase_has_nothing_to_save(build: Build) -> None:
     with pytest.raises(WrongStateError, match="no phase was started"):
-        build().copy_state()
+        build().copy_state("checkpoints/1/learner")

@@ -19,7 +19,10 @@ def learners(*calls: Call) -> RayLearners:
     """Ranks that answer to copy_state as given."""
     starting: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
     starting.set_result(
-        [SimpleNamespace(copy_state=SimpleNamespace(remote=call)) for call in calls]
+        [
+            SimpleNamespace(copy_state=SimpleNamespace(remote=lambda _, call=call: call()))
+            for call in calls
+        ]
     )
     return RayLearners(starting)
 
@@ -47,7 +50,7 @@ async def copying() -> list[Any]:
 
 async def test_an_error_of_a_rank_keeps_its_message_without_the_ranks_traceback() -> None:
     with pytest.raises(StoreError) as caught:
-        await learners(raising(StoreError("the bucket is gone"))).copy_state()
+        await learners(raising(StoreError("the bucket is gone"))).copy_state("checkpoint/")
     assert str(caught.value) == "the bucket is gone"
     assert isinstance(caught.value.__cause__, RayTaskError)
 
@@ -58,12 +61,14 @@ async def test_a_collective_that_fails_for_want_of_a_peer_is_the_loss_of_that_pe
 ) -> None:
     closed = raising(RuntimeError("Connection closed by peer"))
     with pytest.raises(LearnerLostError, match="learner rank 1 died in copy_state"):
-        await learners(closed, losing(loss)).copy_state()
+        await learners(closed, losing(loss)).copy_state("checkpoint/")
     with pytest.raises(LearnerLostError):
-        await learners(copying, losing(loss)).copy_state()
+        await learners(copying, losing(loss)).copy_state("checkpoint/")
 
 
 async def test_an_error_without_a_loss_stays_what_it_was() -> None:
     for others in ([], [copying], [raising(RuntimeError("also"))]):
         with pytest.raises(RuntimeError, match="CUDA out of memory"):
-            await learners(raising(RuntimeError("CUDA out of memory")), *others).copy_state()
+            await learners(raising(RuntimeError("CUDA out of memory")), *others).copy_state(
+                "checkpoint/"
+            )

@@ -82,7 +82,7 @@ def save(
         with rank_of(mesh, rank):
             ranks = RankGroup(rank=rank, size=mesh.size, device=CPU)
             writer = StateWriter(ranks, part_bytes=part, block_bytes=block)
-            writer.copy_state(distribute(tensors, mesh), dict(STATE))
+            writer.copy_state("saved", distribute(tensors, mesh), dict(STATE))
             writer.write_copy(store, "saved")
 
 
@@ -249,12 +249,12 @@ def test_a_copy_is_of_the_step_at_which_it_was_made_and_is_written_once() -> Non
     store, writer = MemoryStore(), alone()
     weight = torch.arange(12.0).reshape(3, 4)
     before = weight.clone()
-    writer.copy_state({"weight": weight}, dict(STATE))
+    writer.copy_state("saved", {"weight": weight}, dict(STATE))
     weight += 1
     writer.write_copy(store, "saved")
     restore(store, {"weight": before}, ALONE, 0)
     with pytest.raises(WrongStateError, match="no state was copied"):
-        writer.write_copy(store, "again")
+        writer.write_copy(store, "saved")
 
 
 @dataclass
@@ -274,11 +274,11 @@ class SlowStore(MemoryStore):
 def test_a_newer_copy_replaces_one_that_is_still_being_written() -> None:
     store, writer = SlowStore(), alone()
     old, new = torch.zeros(64, 4), torch.ones(64, 4)
-    writer.copy_state({"weight": old}, dict(STATE))
+    writer.copy_state("old", {"weight": old}, dict(STATE))
     with ThreadPoolExecutor(2) as pool:
         writing = pool.submit(writer.write_copy, store, "old")
         assert store.has_begun.wait(30)
-        copying = pool.submit(writer.copy_state, {"weight": new}, dict(STATE))
+        copying = pool.submit(writer.copy_state, "saved", {"weight": new}, dict(STATE))
         while not writer._is_replaced.is_set():
             time.sleep(0.001)
         store.may_go_on.set()
@@ -288,3 +288,15 @@ def test_a_newer_copy_replaces_one_that_is_still_being_written() -> None:
     assert "old/00000.json" not in store.objects
     writer.write_copy(store, "saved")
     restore(store, {"weight": new}, ALONE, 0)
+
+
+def test_a_late_write_of_an_earlier_copy_takes_nothing_of_the_newest_one() -> None:
+    store, writer = MemoryStore(), alone()
+    old, new = torch.zeros(3, 4), torch.ones(3, 4)
+    writer.copy_state("old", {"weight": old}, dict(STATE))
+    writer.copy_state("saved", {"weight": new}, dict(STATE))
+    with pytest.raises(WrongStateError, match="old is not written: the copy is saved's"):
+        writer.write_copy(store, "old")
+    writer.write_copy(store, "saved")
+    restore(store, {"weight": new}, ALONE, 0)
+    assert all(key.startswith("saved/") for key in store.objects)

@@ -108,7 +108,7 @@ def test_a_restored_phase_has_its_positions_and_so_has_its_reference(tmp_path: P
     }
     learner = make_learner(tmp_path / "model", tmp_path)
     learner.start_phase(rl, 0)
-    learner.copy_state()
+    learner.copy_state("saved")
     learner.save("saved")
     expected = learner.policy.model.model.rotary_emb
     other = make_learner(tmp_path / "model", tmp_path)

@@ -276,22 +276,23 @@ class Learner:
             self._store, prefix, policy=self.policy, ranks=self._ranks, base_uri=base_uri
         )
 
-    def copy_state(self) -> None:
-        """Copy this rank's part of the complete state to memory, for save().
+    def copy_state(self, prefix: str) -> None:
+        """Copy this rank's part of the complete state to memory, for save() with this prefix.
 
         Raises:
             NonFiniteWeightsError: some weights are NaN or infinite; nothing was copied.
             WrongStateError: no phase was started.
         """
         self._check_finite()
-        self._phases.copy_state(self._current_phase(), is_published=self._publisher.is_following)
+        state = self._current_phase()
+        self._phases.copy_state(prefix, state, is_published=self._publisher.is_following)
 
     def save(self, prefix: str) -> list[CheckpointObject]:
         """Store this rank's copied part below prefix; not collective, may run during a step.
 
         Raises:
             StoreError: the store failed; save again.
-            WrongStateError: nothing was copied, or a newer state was copied meanwhile.
+            WrongStateError: nothing was copied for prefix, or another state was copied meanwhile.
         """
         return self._phases.write_copy(self._store, prefix)
 

@@ -170,8 +170,8 @@ class PhaseManager:
         except ValueError as cause:
             raise InvalidFieldError(f"phase {phase.name}: contextExtension", str(cause)) from cause
 
-    def copy_state(self, state: PhaseState, *, is_published: bool) -> None:
-        """Copy this rank's shards of the complete state to memory, to be written later."""
+    def copy_state(self, prefix: str, state: PhaseState, *, is_published: bool) -> None:
+        """Copy this rank's shards of the complete state to memory, to be written below prefix."""
         for module in (self._policy, state.reference):
             if module is not None:
                 reshard_parameters(module)
@@ -183,14 +183,14 @@ class PhaseManager:
             is_published=is_published,
             lora=self._policy.lora,
         )
-        self._writer.copy_state(self._live_tensors(state), about.model_dump(mode="json"))
+        self._writer.copy_state(prefix, self._live_tensors(state), about.model_dump(mode="json"))
 
     def write_copy(self, store: Store, prefix: str) -> list[CheckpointObject]:
         """Store the copied shards below prefix; it may run during a step.
 
         Raises:
             StoreError: the store failed; write again.
-            WrongStateError: nothing was copied, or a newer state was copied meanwhile.
+            WrongStateError: nothing was copied for prefix, or another state was copied meanwhile.
         """
         return self._writer.write_copy(store, prefix)
 

@@ -49,11 +49,13 @@ class Learners(Protocol):
     async def upload(self, version: VersionId) -> None:
         """Upload an encoded version; other calls may run meanwhile."""
 
-    async def copy_state(self) -> None:
-        """Copy the complete state of the present step to the ranks' memory, for save()."""
+    async def copy_state(self, prefix: str) -> None:
+        """Copy the complete state of the present step to the ranks' memory, for save(prefix)."""
 
     async def save(self, prefix: str) -> list[CheckpointObject]:
-        """Write the copied state to <prefix>learner/; other calls may run meanwhile.
+        """Write the state copied for the prefix to <prefix>learner/; other calls may run meanwhile.
+
+        A rank refuses a call that reaches it after a copy for another prefix.
 
         Returns:
             Objects of all ranks; keys are relative to the prefix.

@@ -180,8 +180,8 @@ class LearnerRank:
     def upload(self, version: VersionId) -> None:
         self._learner.upload(version)
 
-    def copy_state(self) -> None:
-        self._learner.copy_state()
+    def copy_state(self, prefix: str) -> None:
+        self._learner.copy_state(prefix + LEARNER)
 
     def save(self, prefix: str) -> list[CheckpointObject]:
         """Store this rank's copied part of the state, and compare it with what was meant.

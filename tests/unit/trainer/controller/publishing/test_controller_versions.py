@@ -262,7 +262,7 @@ async def test_a_new_controller_goes_on_from_the_version_of_its_checkpoint(
     trainer: Trainer, damage: str
 ) -> None:
     first = await trainer.publish()
-    await trainer.learners.copy_state()
+    await trainer.learners.copy_state("checkpoint/")
     await trainer.learners.save("checkpoint/")
     weights.claim_epoch(trainer.store, holder="other", parent=VersionId(1, 0), reason="takeover")
     key = VersionId(1, 0).manifest_key

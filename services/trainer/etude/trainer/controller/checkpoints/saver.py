@@ -98,7 +98,7 @@ class CheckpointSaver:
         self.attempts += 1
         folder = attempt_folder(state.epoch, self.attempts)
         begun = UnstoredCheckpoint(state, folder, [], reason, figures, request, started_s)
-        await self.learners.copy_state()
+        await self.learners.copy_state(begun.place.prefix + folder)
         if with_model:
             begun.exported.extend(await self.learners.export(begun.place.prefix))
         metrics.CHECKPOINT.labels(stage="copy").observe(time.monotonic() - started_s)

@@ -27,6 +27,8 @@ BLOCK_BYTES = 4 << 20
 class _StateCopy(NamedTuple):
     """State of a step in memory."""
 
+    prefix: str
+    """Below which it is to be stored."""
     memory: ShardMemory
     state: dict[str, JsonValue]
 
@@ -45,9 +47,12 @@ class StateWriter:
         """Set while a new copy waits for the memory of the one that is being written."""
         self._memory_lock = threading.Lock()
 
-    def copy_state(self, tensors: Mapping[str, Tensor], state: dict[str, JsonValue]) -> None:
-        """Copy a state to memory; of ranks that hold the same shard, the first one does.
+    def copy_state(
+        self, prefix: str, tensors: Mapping[str, Tensor], state: dict[str, JsonValue]
+    ) -> None:
+        """Copy a state to memory, for a write below prefix alone.
 
+        Of ranks that hold the same shard, the first one copies it.
         A copy that is still being written is given up.
         """
         is_first = self._ranks.is_first
@@ -58,12 +63,13 @@ class StateWriter:
             self._copy = None
             memory = ShardMemory.allocate(held)
             memory.copy_from(held)
-            self._copy = _StateCopy(memory, state)
+            self._copy = _StateCopy(prefix, memory, state)
 
     def write_copy(self, store: Store, prefix: str) -> list[CheckpointObject]:
-        """Store the newest copy below prefix, its index last, and free its memory.
+        """Store the copy that was made for prefix, its index last, and free its memory.
 
-        It may run in a thread of its own. A write that failed may be repeated.
+        It may run in a thread of its own. A write that failed may be repeated; one that comes after
+        a copy for another prefix, late or again, is refused.
 
         Returns:
             Every object written, with the size and digest that it must have.
@@ -75,7 +81,9 @@ class StateWriter:
         with self._memory_lock:
             if self._copy is None:
                 raise WrongStateError("no state was copied since the last one was written")
-            memory, state = self._copy
+            if self._copy.prefix != prefix:
+                raise WrongStateError(f"{prefix} is not written: the copy is {self._copy.prefix}'s")
+            _, memory, state = self._copy
             written: list[CheckpointObject] = []
             data = memory.data.numpy().data
             for part, start in enumerate(range(0, len(data), self._part_bytes)):
