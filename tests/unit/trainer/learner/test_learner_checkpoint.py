@@ -7,16 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blake3 import blake3
+from tests.support.trainer.earlier_checkpoints import rewrite_in_format_1
 
 from etude.common.api.run.lora import Lora
 from etude.common.api.storage import Storage
 from etude.common.blobs import Store, open_store
 from etude.common.errors import CorruptError, UserError, WrongStateError
-from etude.common.weights.protocol import records
-from etude.common.weights.tensors import safetensors
 from etude.trainer.learner.batches import PolicyBatch, PolicySequence, SupervisedSequence
-from etude.trainer.learner.checkpoint.index import read_indexes
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.learner import Learner
 
@@ -226,37 +223,6 @@ def test_a_damaged_checkpoint_is_refused_by_object_and_nothing_changes(
         learner.restore("good")
     assert learner.digest() == before
     learner.supervised_step(texts(1))
-
-
-def rewrite_in_format_1(store: Store, prefix: str) -> None:
-    """Store a state as earlier releases did: complete tensors in two safetensors files."""
-    saved = read_indexes(store, prefix)
-    [stream] = saved.streams
-    data = b"".join(store.get(key) for key in stream.keys)
-    tensors = [
-        safetensors.Tensor(
-            name=shard.name,
-            dtype=shard.dtype,
-            shape=shard.shape,
-            data=data[shard.offset : shard.offset + shard.num_bytes],
-        )
-        for shard in stream.shards
-    ]
-    store.delete([info.key for info in store.list(f"{prefix}/")])
-    parts: list[Any] = []
-    for number, part in enumerate((tensors[:9], tensors[9:])):
-        content = safetensors.encode(part)
-        digest = blake3(content).hexdigest()
-        parts.append({"name": f"{number:04d}-{digest[:16]}.safetensors", "blake3": digest})
-        parts[-1]["size"] = len(content)
-        store.put(f"{prefix}/{parts[-1]['name']}", content)
-    index: dict[str, Any] = {
-        "format": 1,
-        "parts": parts,
-        "tensors": len(tensors),
-        "state": saved.state,
-    }
-    store.put(f"{prefix}/index.json", records.seal(index))
 
 
 def test_a_checkpoint_of_an_earlier_release_is_restored_and_its_damage_named(

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.trainer.earlier_checkpoints import rewrite_in_format_1
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
@@ -23,6 +24,7 @@ from typing_extensions import Buffer, override
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, WrongStateError
 from etude.common.weights.protocol import records
+from etude.trainer.learner.checkpoint import reader
 from etude.trainer.learner.checkpoint.index import read_indexes
 from etude.trainer.learner.checkpoint.reader import read_shards, verify_blocks
 from etude.trainer.learner.checkpoint.shard_memory import ShardMemory
@@ -147,7 +149,7 @@ class CountingStore(MemoryStore):
 
     @override
     def view(self, key: str, start: int, length: int) -> memoryview:
-        if key.endswith(".bin"):
+        if not key.endswith(".json"):
             self.ranges.add((key, start, length))
         return MemoryStore.view(self, key, start, length)
 
@@ -185,6 +187,35 @@ def test_a_damaged_block_is_named_and_harms_only_those_who_need_it() -> None:
         verify_blocks(store, read_indexes(store, "saved"))
 
 
+def test_files_of_an_earlier_release_are_read_in_bounded_ranges_whatever_their_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = CountingStore()
+    tensors = {
+        "weight": torch.randn(96, 32),
+        "moment": torch.randn(48, 32),
+        "rng": torch.arange(11, dtype=torch.uint8),
+    }
+    save(store, tensors, ALONE, part=1 << 20, block=64)
+    rewrite_in_format_1(store, "saved")
+    # Both files are several times longer than all ranges that are read at once.
+    monkeypatch.setattr(reader, "READ_BYTES", 200)
+    store.ranges.clear()
+    for rank in range(3):
+        restore(store, tensors, rows(3), rank)
+    verify_blocks(store, read_indexes(store, "saved"))
+    assert max(length for _, _, length in store.ranges) == 200
+    key = next(info.key for info in store.list("saved/0001"))
+    data = bytearray(store.get(key))
+    data[-1] ^= 1
+    store.put(key, bytes(data))
+    with pytest.raises(CorruptError, match=rf"{key}: .* bytes do not match their BLAKE3 digest"):
+        restore(store, tensors, rows(3), 0)
+    store.put(key, bytes(data[:-1]))
+    with pytest.raises(CorruptError, match=rf"{key}: {len(data) - 1} bytes, the index says"):
+        restore(store, tensors, rows(3), 0)
+
+
 def reseal(store: MemoryStore, rank: int, changes: dict[str, Any]) -> None:
     """Change an index as somebody who may write to the store can; a function gets the old value."""
     key = f"saved/{rank:05d}.json"
@@ -211,6 +242,7 @@ def widen(shards: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ({"shards": lambda old: [{**old[0], "intervals": [[[0, 1 << 40]], [[0, 4]]]}]}, "16 ind"),
         ({"shards": lambda old: [{**old[0], "dtype": "pickle"}]}, "dtype"),
         ({"digests": []}, "0 digests of 256 bytes"),
+        ({"block_bytes": 1 << 40, "part_bytes": 1 << 40}, "block_bytes"),
         ({"part_bytes": 100}, "a part is no number of blocks"),
         ({"ranks": 3}, r"00001\.json: is of another state than the index of rank 0"),
         ({"rank": 1}, r"00000\.json: is of another state"),

@@ -21,6 +21,9 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "U8": torch.uint8, "I64"
 
 MAX_RANKS = 1 << 16
 
+MAX_BLOCK_BYTES = 16 << 20
+"""Largest block, which a reader has in memory as a whole."""
+
 _FORMAT_1_INDEX = "index.json"
 
 Blake3 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -75,7 +78,7 @@ class RankIndex(BaseModel):
     """Bytes of the stream."""
     part_bytes: int = Field(ge=1)
     """Bytes of each of its objects but the last."""
-    block_bytes: int = Field(ge=1)
+    block_bytes: int = Field(ge=1, le=MAX_BLOCK_BYTES)
     """Bytes of each block but the last of an object."""
     digests: tuple[Blake3, ...]
     """Of each block of the stream."""
@@ -108,6 +111,7 @@ class ShardStream(NamedTuple):
     size: int
     part_bytes: int
     block_bytes: int
+    """Above MAX_BLOCK_BYTES only for one object under one digest."""
     digests: tuple[str, ...]
     shards: tuple[StoredShard, ...]
 

@@ -11,12 +11,20 @@ from blake3 import blake3
 from etude.common.blobs import MissingError, Range, RangeReader, ShortReadError, Store
 from etude.common.errors import CorruptError
 from etude.common.weights.tensors.safetensors import ITEM_BYTES
-from etude.trainer.learner.checkpoint.index import SavedState, ShardStream, StoredShard
+from etude.trainer.learner.checkpoint.index import (
+    MAX_BLOCK_BYTES,
+    SavedState,
+    ShardStream,
+    StoredShard,
+)
 from etude.trainer.learner.checkpoint.shard_memory import ShardMemory
 from etude.trainer.model.shard_runs import ShardRuns, intersect_runs, runs_of_intervals
 
-READ_BYTES = 16 << 20
-"""Longest range of one request, unless a block is longer."""
+READ_BYTES = MAX_BLOCK_BYTES
+"""Longest range of one request."""
+
+_READS_AT_ONCE = 8
+"""Ranges of a file under one digest that are in memory together."""
 
 
 class _ByteCopy(NamedTuple):
@@ -41,7 +49,8 @@ class _BlockRange(NamedTuple):
 def read_shards(store: Store, saved: SavedState, memory: ShardMemory, *, where: str) -> None:
     """Fill memory with the elements of its shards, whichever ranks stored them.
 
-    Only blocks that hold such elements are read, a bounded number of bytes at a time.
+    Only blocks that hold such elements are read, a bounded number of bytes at a time. After an
+    error the memory's content is arbitrary.
 
     Raises:
         CorruptError: an object is missing or damaged, or an element was stored by no rank or by
@@ -51,13 +60,7 @@ def read_shards(store: Store, saved: SavedState, memory: ShardMemory, *, where: 
     target = memory.data.numpy()
     copies = [_plan_copies(stream, memory.shards) for stream in saved.streams]
     _check_coverage(copies, memory.shards, where=where)
-    ranges = itertools.chain(
-        *(
-            _block_ranges(number, stream, copies[number])
-            for number, stream in enumerate(saved.streams)
-        )
-    )
-    for piece, data in _read_verified(store, saved.streams, ranges):
+    for piece, data in _read_verified(store, saved.streams, copies):
         for start, place, length in _cut(copies[piece.stream], piece):
             source = data[start - piece.start : start - piece.start + length]
             target[place : place + length] = np.frombuffer(source, np.uint8)
@@ -70,11 +73,7 @@ def verify_blocks(store: Store, saved: SavedState) -> None:
         CorruptError: an object is missing or damaged.
         StoreError: the store failed.
     """
-    every = (
-        each
-        for number, stream in enumerate(saved.streams)
-        for each in _block_ranges(number, stream, [_ByteCopy(0, 0, stream.size)])
-    )
+    every = [[_ByteCopy(0, 0, stream.size)] for stream in saved.streams]
     for _ in _read_verified(store, saved.streams, every):
         pass
 
@@ -161,13 +160,30 @@ def _range_of_blocks(number: int, stream: ShardStream, first: int, after: int) -
 
 
 def _read_verified(
-    store: Store, streams: Sequence[ShardStream], pieces: Iterable[_BlockRange]
+    store: Store, streams: Sequence[ShardStream], copies: Sequence[Sequence[_ByteCopy]]
 ) -> Iterator[tuple[_BlockRange, memoryview]]:
-    """Read blocks in the order of arrival.
+    """Read the blocks that hold the bytes to copy from each stream.
 
     Raises:
         CorruptError: an object is missing, too short or damaged.
     """
+    short: list[Iterator[_BlockRange]] = []
+    for number, stream in enumerate(streams):
+        if stream.block_bytes <= READ_BYTES:
+            short.append(_block_ranges(number, stream, copies[number]))
+    try:
+        yield from _read_blocks(store, streams, itertools.chain(*short))
+        for number, stream in enumerate(streams):
+            if stream.block_bytes > READ_BYTES and copies[number]:
+                yield from _read_file(store, number, stream)
+    except (MissingError, ShortReadError) as cause:
+        raise CorruptError(f"{cause}: missing, or shorter than its index says") from cause
+
+
+def _read_blocks(
+    store: Store, streams: Sequence[ShardStream], pieces: Iterable[_BlockRange]
+) -> Iterator[tuple[_BlockRange, memoryview]]:
+    """Read blocks in the order of arrival, and verify each."""
     asked: dict[Range, _BlockRange] = {}
 
     def ranges() -> Iterator[Range]:
@@ -178,14 +194,36 @@ def _read_verified(
             asked[request] = piece
             yield request
 
-    try:
-        for answer in RangeReader(store).read(ranges()):
-            piece = asked.pop(answer.range)
-            where = f"{store.url}/{answer.range.key}"
-            _verify(streams[piece.stream], piece, answer.data, where=where)
-            yield piece, answer.data
-    except (MissingError, ShortReadError) as cause:
-        raise CorruptError(f"{cause}: missing, or shorter than its index says") from cause
+    for answer in RangeReader(store).read(ranges()):
+        piece = asked.pop(answer.range)
+        where = f"{store.url}/{answer.range.key}"
+        _verify(streams[piece.stream], piece, answer.data, where=where)
+        yield piece, answer.data
+
+
+def _read_file(
+    store: Store, number: int, stream: ShardStream
+) -> Iterator[tuple[_BlockRange, memoryview]]:
+    """Read the one object of a stream in order; its digest shows only after the last byte.
+
+    Raises:
+        CorruptError: it is damaged; all of it was yielded.
+    """
+    [key], [digest] = stream.keys, stream.digests
+    hasher = blake3()
+    for first in range(0, stream.size, _READS_AT_ONCE * READ_BYTES):
+        after = min(first + _READS_AT_ONCE * READ_BYTES, stream.size)
+        ranges = [
+            Range(key, start, min(READ_BYTES, after - start))
+            for start in range(first, after, READ_BYTES)
+        ]
+        for (_, start, length), data in sorted(RangeReader(store).read(ranges)):
+            hasher.update(data)
+            yield _BlockRange(number, start, length), data
+    if hasher.hexdigest() != digest:
+        raise CorruptError(
+            f"{store.url}/{key}: its {stream.size} bytes do not match their BLAKE3 digest"
+        )
 
 
 def _verify(stream: ShardStream, piece: _BlockRange, data: memoryview, *, where: str) -> None:
