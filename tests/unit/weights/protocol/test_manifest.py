@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore, MissingError
-from etude.common.errors import CorruptError
+from etude.common.errors import CorruptError, InvalidFieldError
 from etude.common.weights import Skip, VersionId
 from etude.common.weights.protocol import records
 from etude.common.weights.protocol import versions as keys
@@ -152,6 +152,21 @@ def test_an_object_larger_than_any_record_is_not_even_read(
     monkeypatch.setattr(MemoryStore, "get", _never)
     with pytest.raises(CorruptError, match="more than"):
         weights.read_manifest(store, V0)
+
+
+def test_no_record_is_written_that_its_reader_would_refuse(
+    line: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.open()
+    manifest = line.manifest(V0, (1, 2, 3))
+    data = manifest.to_bytes()
+    monkeypatch.setattr(records, "MAX_BYTES", len(data))
+    assert parse_manifest(manifest.to_bytes(), version=V0, where="x") == manifest
+    monkeypatch.setattr(records, "MAX_BYTES", len(data) - 1)
+    with pytest.raises(InvalidFieldError, match=rf"WeightManifest: takes {len(data)} bytes"):
+        manifest.to_bytes()
+    with pytest.raises(CorruptError, match="more than"):
+        parse_manifest(data, version=V0, where="x")
 
 
 def _never(self: MemoryStore, key: str) -> bytes:

@@ -8,7 +8,7 @@ from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from etude.common.blobs import ExistsError, MissingError, Store
-from etude.common.errors import CorruptError, StoreError
+from etude.common.errors import CorruptError, InvalidFieldError, StoreError
 
 MAX_BYTES = 16 << 20
 """Also the limit of a create-only put."""
@@ -16,12 +16,18 @@ MAX_BYTES = 16 << 20
 SEAL = "blake3"
 
 
-def seal(body: Mapping[str, JsonValue]) -> bytes:
+def seal(body: Mapping[str, JsonValue], *, name: str = "record") -> bytes:
     """Canonical JSON of the body with its digest as one more field.
 
     The same body always gives the same bytes, so that a repeated create can be recognised.
+
+    Raises:
+        InvalidFieldError: it is larger than unseal() takes; the name is part of the message.
     """
-    return _canonical({**body, SEAL: blake3(_canonical(body)).hexdigest()})
+    data = _canonical({**body, SEAL: blake3(_canonical(body)).hexdigest()})
+    if len(data) > MAX_BYTES:
+        raise InvalidFieldError(name, f"takes {len(data)} bytes, more than {MAX_BYTES}")
+    return data
 
 
 def unseal(data: bytes, *, where: str) -> dict[str, JsonValue]:
@@ -56,8 +62,12 @@ STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 def to_bytes(record: BaseModel) -> bytes:
-    """A record as it is stored; equal records give equal bytes."""
-    return seal(record.model_dump(mode="json"))
+    """A record as it is stored; equal records give equal bytes.
+
+    Raises:
+        InvalidFieldError: it is larger than parse() takes; its class is named.
+    """
+    return seal(record.model_dump(mode="json"), name=type(record).__name__)
 
 
 def parse(model: type[_Model], data: bytes, *, where: str) -> _Model:

@@ -112,7 +112,7 @@ class Schema(BaseModel):
 
     def to_bytes(self) -> bytes:
         """The schema as it is stored; equal schemas give equal bytes."""
-        return records.seal(self.model_dump(mode="json"))
+        return records.to_bytes(self)
 
 
 def split_of(name: str) -> Split:

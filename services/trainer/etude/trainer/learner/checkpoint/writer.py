@@ -75,6 +75,7 @@ class StateWriter:
             Every object written, with the size and digest that it must have.
 
         Raises:
+            InvalidFieldError: the index is larger than readers take.
             StoreError: the store failed.
             WrongStateError: there is no copy, or a newer one was made meanwhile.
         """
@@ -92,8 +93,6 @@ class StateWriter:
                     self._store_object(store, key, data[start : start + self._part_bytes])
                 )
             index = records.to_bytes(self._index(memory.shards, data, state))
-            if len(index) > records.MAX_BYTES:
-                raise WrongStateError(f"the index of {len(memory.shards)} shards is too large")
             written.append(self._store_object(store, index_key(prefix, self._ranks.rank), index))
             self._copy = None
         return written
