@@ -30,6 +30,8 @@ class PodFailure(NamedTuple):
     message: str
     restarts: int = 0
     """Restarts of the container by the kubelet."""
+    head_exit_code: int | None = None
+    """Exit code of the Ray head that this worker lost before it ended; None for all others."""
 
 
 def find_failures(
@@ -46,6 +48,8 @@ def find_failures(
         awaited: condition types that failure rules name.
     """
     found = []
+    pods = list(pods)
+    head_end = _find_head_end(role, pods)
     for pod in pods:
         is_going = is_deleting(pod)
         found += _true_conditions(
@@ -56,8 +60,46 @@ def find_failures(
         for container in pod.get("status", {}).get("containerStatuses") or ():
             ended = _termination(container)
             if ended is not None:
-                found.append(_container_failure(role, pod, container, ended))
+                failure = _container_failure(role, pod, container, ended)
+                if head_end is not None and head_end.explains(pod, ended):
+                    failure = failure._replace(head_exit_code=head_end.exit_code)
+                found.append(failure)
     return found
+
+
+class _HeadEnd(NamedTuple):
+    """The newest end of a Ray head's container; its workers lose their cluster with it."""
+
+    exit_code: int
+    finished: str
+    restarted: str
+    """Start of the container that runs now; empty for none."""
+
+    def explains(self, pod: Manifest, ended: Mapping[str, Any]) -> bool:
+        """True if a container of a worker ended after the head did, and began before it was back.
+
+        Times are Kubernetes' own, whose order is that of their text.
+        """
+        return (
+            labels(pod).get(names.RAY_NODE) == "worker"
+            and ended.get("finishedAt", "") >= self.finished
+            and (not self.restarted or ended.get("startedAt", "") < self.restarted)
+        )
+
+
+def _find_head_end(role: str, pods: Iterable[Manifest]) -> _HeadEnd | None:
+    for pod in pods:
+        for container in pod.get("status", {}).get("containerStatuses") or ():
+            ended = _termination(container)
+            is_head = labels(pod).get(names.RAY_NODE) == "head" and container["name"] == role
+            if is_head and ended is not None:
+                running = container.get("state", {}).get("running") or {}
+                return _HeadEnd(
+                    ended.get("exitCode", 0),
+                    ended.get("finishedAt", ""),
+                    running.get("startedAt", ""),
+                )
+    return None
 
 
 def _true_conditions(role: str, pod: Manifest, awaited: Set[str]) -> list[PodFailure]:

@@ -123,14 +123,16 @@ def _default_outcome(failure: PodFailure, *, has_begun: bool) -> FailureOutcome:
 
     The trainer is replaced immediately, as a new attempt with a new epoch. Engines and rewards hold
     no state that needs a new attempt: the kubelet restarts them, up to a limit. The kubelet also
-    restarts a trainer whose store is down, without a limit: a new pod could not reach it either. In
-    a run that never began, a wrong address of the store looks the same, and is a failure.
+    restarts a trainer whose store is down, without a limit: a new pod could not reach it either.
+    Ray workers end with their head, and are restarted like it. In a run that never began, a wrong
+    address of the store looks the same, and is a failure.
     """
     if failure.exit_code is None:
         return FailureOutcome.IGNORE
     if failure.exit_code in CONFIGURATION_EXITS:
         return FailureOutcome.FAIL
-    if has_begun and failure.role == names.TRAINER and failure.exit_code == EXIT_TRY_AGAIN:
+    ends = {failure.exit_code, failure.head_exit_code}
+    if has_begun and failure.role == names.TRAINER and EXIT_TRY_AGAIN in ends:
         return FailureOutcome.IGNORE
     if failure.role == names.TRAINER or failure.restarts >= RESTARTS_IN_PLACE:
         return FailureOutcome.RESTART_ROLE

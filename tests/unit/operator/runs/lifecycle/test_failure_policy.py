@@ -63,6 +63,47 @@ def test_a_pod_that_was_told_to_go_does_not_fail_by_going(goes: dict[str, str], 
     assert len(find_failures("trainer", [pod])) == count
 
 
+def ray_pod(kind: str, last: dict[str, Any], now: dict[str, Any]) -> Manifest:
+    """A pod of a trainer whose container ended once."""
+    container = {"name": "trainer", "state": now, "lastState": {"terminated": last}}
+    metadata = {"name": f"demo-{kind}", "labels": {"ray.io/node-type": kind}}
+    return {"kind": "Pod", "metadata": metadata, "status": {"containerStatuses": [container]}}
+
+
+@pytest.mark.parametrize(
+    ("head_code", "worker_began", "worker_ended", "now", "outcome"),
+    [
+        (75, "09:00", "10:01", {"waiting": {}}, FailureOutcome.IGNORE),
+        (75, "10:02", "10:03", {"waiting": {}}, FailureOutcome.IGNORE),
+        (75, "09:00", "10:01", {"running": {"startedAt": "10:05"}}, FailureOutcome.IGNORE),
+        (75, "10:06", "11:00", {"running": {"startedAt": "10:05"}}, FailureOutcome.RESTART_ROLE),
+        (75, "09:00", "09:59", {"waiting": {}}, FailureOutcome.RESTART_ROLE),
+        (1, "09:00", "10:01", {"waiting": {}}, FailureOutcome.RESTART_ROLE),
+    ],
+)
+def test_ray_workers_that_end_with_a_head_that_awaits_its_store_are_no_failure(
+    head_code: int,
+    worker_began: str,
+    worker_ended: str,
+    now: dict[str, Any],
+    outcome: FailureOutcome,
+) -> None:
+    head = ray_pod("head", {"exitCode": head_code, "finishedAt": "10:00"}, now)
+    worker_end = {"exitCode": 1, "startedAt": worker_began, "finishedAt": worker_ended}
+    worker = ray_pod("worker", worker_end, {"waiting": {}})
+    failures = find_failures("trainer", [worker, head])
+    judged = failure_policy.gravest_failure(failures, (), has_begun=True)
+    assert (judged.verdict.outcome if judged else FailureOutcome.IGNORE) is outcome
+    # In a run that never began its store may be a wrong address.
+    first = failure_policy.gravest_failure(failures, (), has_begun=False)
+    assert first is not None
+    assert first.verdict.outcome is FailureOutcome.RESTART_ROLE
+    rules = parsed(rule("workers", "FailRun", exitCodes={"values": [1]}))
+    by_rule = failure_policy.gravest_failure(failures, rules, has_begun=True)
+    assert by_rule is not None
+    assert by_rule.verdict.rule == "workers"
+
+
 def test_a_rule_about_one_role_leaves_the_others_alone() -> None:
     rules = parsed(rule("engines", "FailRun", role="inference"))
     assert failure_policy.judge_failure(exits("inference", 1), rules).outcome is FailureOutcome.FAIL
