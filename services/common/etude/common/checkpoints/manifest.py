@@ -6,8 +6,11 @@ checkpoints/<step:012d>/model/…                      Hugging Face folder, at t
 checkpoints/<step:012d>/adapter/…                    PEFT folder with it, of a run of adapters
 checkpoints/<step:012d>/manifest.json                written last: without it there is no checkpoint
 
-Each attempt of a controller has a folder of its own, so that nothing which a manifest names is ever
-overwritten. (Earlier releases wrote learner/… and controller.json right below the epoch.)
+Each attempt of a controller has a folder of its own, so that no state which a manifest names is
+ever overwritten. (Earlier releases wrote learner/… and controller.json right below the epoch.)
+Exports have none: who loads a model names its folder without reading a manifest. Attempts at
+one step export the same weights; where hardware does not repeat their bits, a controller that was
+replaced while it exported can damage its successor's, which is noticed as any damage is.
 
 A run that was rolled back to an older checkpoint saves under <step:012d>-<branch:03d>/ from then
 on, so that nothing of what it left is overwritten.
@@ -22,12 +25,14 @@ from typing import Literal, NamedTuple
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from etude.common.blobs import MissingError, Store
-from etude.common.errors import CorruptError
+from etude.common.blobs import ExistsError, MissingError, Store
+from etude.common.errors import CorruptError, FencedError
 
 CHECKPOINTS = "checkpoints/"
 MANIFEST = "manifest.json"
 CONTROLLER = "controller.json"
+MODEL = "model"
+ADAPTER = "adapter"
 
 _PLACE = re.compile(r"([0-9]{12})(?:-([0-9]{3,}))?")
 
@@ -151,11 +156,31 @@ def describe_object(store: Store, prefix: str, key: str) -> CheckpointObject:
 
 
 def write_manifest(store: Store, manifest: CheckpointManifest) -> StoredCheckpoint:
-    """Make a checkpoint visible. Everything it names must be in the store already."""
+    """Make a checkpoint visible. Everything it names must be in the store already.
+
+    A manifest of the same or of an earlier epoch is replaced.
+
+    Raises:
+        FencedError: the controller of a later epoch has saved this step.
+    """
     prefix = manifest.checkpoint_id.prefix
     data = manifest.model_dump_json(indent=1).encode()
-    store.put(prefix + MANIFEST, data)
+    try:
+        store.create(prefix + MANIFEST, data)
+    except ExistsError:
+        if _epoch_of_manifest(store, prefix + MANIFEST) > manifest.epoch:
+            where = f"{store.url}/{prefix}{MANIFEST}"
+            raise FencedError(f"{where} is of a later epoch than {manifest.epoch}") from None
+        store.put(prefix + MANIFEST, data)
     return StoredCheckpoint(manifest, prefix, hashlib.sha256(data).hexdigest())
+
+
+def _epoch_of_manifest(store: Store, key: str) -> int:
+    """Epoch of the controller that wrote a manifest; 0 for one that is damaged or gone."""
+    try:
+        return CheckpointManifest.model_validate_json(store.get(key)).epoch
+    except (MissingError, ValidationError):
+        return 0
 
 
 def list_checkpoints(store: Store) -> list[CheckpointId]:
@@ -169,31 +194,33 @@ def list_checkpoints(store: Store) -> list[CheckpointId]:
     return sorted(found)
 
 
-def delete_unfinished(store: Store, *, epoch: int) -> list[str]:
-    """Delete what was written of checkpoints that never got their manifest.
+def list_unfinished(store: Store, *, epoch: int) -> list[str]:
+    """Keys of what was written of checkpoints that never got their manifest.
+
+    Exports are among them, which name no epoch: they may be deleted only while no later epoch was
+    opened.
 
     Args:
         store: the run's store.
-        epoch: of the caller, which writes no checkpoint now. Objects of later ones stay, and so do
-            exported models, which name no epoch.
-
-    Returns:
-        The deleted keys.
+        epoch: of the caller, which writes no checkpoint now; states of later ones are left out.
     """
     listed: dict[str, list[str]] = {}
     for info in store.list(CHECKPOINTS):
         folder, _, name = info.key.removeprefix(CHECKPOINTS).partition("/")
         if _PLACE.fullmatch(folder):
             listed.setdefault(folder, []).append(name)
-    doomed = [
+    return [
         f"{CHECKPOINTS}{folder}/{name}"
         for folder, names in listed.items()
         if MANIFEST not in names
         for name in names
-        if 0 < epoch_of(name) <= epoch
+        if is_exported(name) or 0 < epoch_of(name) <= epoch
     ]
-    store.delete(doomed)
-    return doomed
+
+
+def is_exported(key: str) -> bool:
+    """True for an object of an exported model or adapter, by its key in a checkpoint."""
+    return key.startswith((f"{MODEL}/", f"{ADAPTER}/"))
 
 
 def epoch_of(key: str) -> int:
@@ -280,3 +307,17 @@ def stored_checkpoints(store: Store, *, run: str) -> Iterator[StoredCheckpoint]:
             yield read_checkpoint(store, place, run=run)
         except CorruptError:  # first_verified reports it
             continue
+
+
+def complete_checkpoints(store: Store, *, run: str) -> list[StoredCheckpoint]:
+    """Checkpoints of which every object is in the store with its size, oldest first.
+
+    A controller that was replaced may still write a manifest after its successor deleted what it
+    took for leftovers. That manifest was never acknowledged.
+    """
+    sizes = {info.key: info.size for info in store.list(CHECKPOINTS)}
+    return [
+        found
+        for found in stored_checkpoints(store, run=run)
+        if all(sizes.get(found.prefix + item.key) == item.size for item in found.manifest.objects)
+    ]

@@ -15,7 +15,7 @@ from etude.common.checkpoints.job import (
     run_or_exit,
     verify_checkpoint,
 )
-from etude.common.checkpoints.manifest import CONTROLLER, CheckpointManifest
+from etude.common.checkpoints.manifest import CONTROLLER, MODEL, CheckpointManifest
 from etude.common.errors import CorruptError
 from etude.common.model_sources.run_model import find_run_model
 from etude.common.stores import open_run_store, open_source
@@ -23,7 +23,6 @@ from etude.trainer.controller.checkpoints.state import ControllerState
 
 CONFIG = "config.json"
 LEARNER = "learner"
-MODEL = "model"
 
 
 def load(store: Store, digest: str, *, model: Store | None) -> None:

@@ -8,7 +8,7 @@ from etude.common.api.run.phases import inherit_context
 from etude.common.checkpoints import manifest
 from etude.common.checkpoints.manifest import StoredCheckpoint
 from etude.common.errors import InvalidFieldError, StoreError, UserError
-from etude.common.weights import VersionId
+from etude.common.weights import VersionId, is_fenced
 from etude.trainer import metrics
 from etude.trainer.controller.inputs import TaskSets
 from etude.trainer.controller.phases.evaluation import Evaluator
@@ -131,16 +131,16 @@ async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> bool:
 
 def _delete_unfinished(run: Run) -> None:
     try:
-        deleted = manifest.delete_unfinished(run.store, epoch=run.progress.epoch)
+        leftovers = manifest.list_unfinished(run.store, epoch=run.progress.epoch)
+        if leftovers and not is_fenced(run.store, run.progress.epoch):
+            run.store.delete(leftovers)
+            log.info("%d objects of unfinished checkpoints were deleted", len(leftovers))
     except StoreError as error:
         log.warning("unfinished checkpoints stay: %s", error)
-    else:
-        if deleted:
-            log.info("%d objects of unfinished checkpoints were deleted", len(deleted))
 
 
 def _stored_checkpoints(run: Run) -> list[StoredCheckpoint]:
-    return list(manifest.stored_checkpoints(run.store, run=run.progress.resolved.uid))
+    return manifest.complete_checkpoints(run.store, run=run.progress.resolved.uid)
 
 
 def silence_limit_s(deadline_s: int | None, step_seconds: list[float]) -> float:

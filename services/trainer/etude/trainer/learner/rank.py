@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from etude.trainer.learner.learner import Learner
 
 LEARNER = "learner"
-MODEL = "model"
-ADAPTER = "adapter"
 
 
 class LearnerRank:
@@ -202,8 +200,8 @@ class LearnerRank:
         return stored
 
     def export(self, prefix: str) -> list[CheckpointObject]:
-        written = self._learner.export(prefix + MODEL)
-        written += self._learner.export_adapter(prefix + ADAPTER)
+        written = self._learner.export(prefix + manifest.MODEL)
+        written += self._learner.export_adapter(prefix + manifest.ADAPTER)
         return self._describe_objects(prefix, written)
 
     def _describe_objects(self, prefix: str, written: list[ObjectInfo]) -> list[CheckpointObject]:

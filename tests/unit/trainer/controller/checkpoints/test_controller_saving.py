@@ -15,17 +15,21 @@ from typing_extensions import Buffer, override
 from etude.common.blobs import MemoryStore, ObjectInfo
 from etude.common.checkpoints.manifest import (
     MANIFEST,
+    CheckpointManifest,
     CheckpointObject,
     check_digests,
+    list_unfinished,
     stored_checkpoints,
+    write_manifest,
 )
 from etude.common.errors import FencedError
 from etude.common.weights import claim_epoch
 from etude.trainer.controller.checkpoints.state import read_state
 from etude.trainer.controller.run import Run, root_cause
+from etude.v1 import run_pb2
 
 PREFIX = "checkpoints/000000000004/"
-SUCCESSORS = PREFIX + "000002/learner/state.json"
+SUCCESSORS = (PREFIX + "000002/learner/state.json", PREFIX + "model/config.json")
 
 
 @dataclass
@@ -34,16 +38,22 @@ class OvertakenStore(MemoryStore):
 
     point: str = ""
 
-    def _overtake(self, point: str) -> None:
-        if self.point == point:
-            self.point = ""
-            claim_epoch(self, holder="successor", parent=None, reason="takeover")
-            MemoryStore.put(self, SUCCESSORS, b"{}")
+    def _overtake(self, point: str) -> bool:
+        if self.point != point:
+            return False
+        self.point = ""
+        claim_epoch(self, holder="successor", parent=None, reason="takeover")
+        for key in SUCCESSORS:
+            MemoryStore.put(self, key, b"{}")
+        return True
 
     @override
-    def put(self, key: str, data: Buffer) -> None:
-        MemoryStore.put(self, key, data)
-        if key == PREFIX + "manifest.json":
+    def create(self, key: str, data: bytes) -> None:
+        if key == PREFIX + MANIFEST and self._overtake("late manifest"):
+            manifest = CheckpointManifest.model_validate_json(data)
+            write_manifest(self, manifest.model_copy(update={"epoch": 2}))
+        MemoryStore.create(self, key, data)
+        if key == PREFIX + MANIFEST:
             self._overtake("manifest")
 
     @override
@@ -69,8 +79,8 @@ async def save(run: Run) -> None:
     await run.checkpoints.wait_stored()
 
 
-@pytest.mark.parametrize("point", ["manifest", "rests"])
-async def test_a_controller_that_stalls_while_it_saves_deletes_nothing_of_its_successor(
+@pytest.mark.parametrize("point", ["late manifest", "manifest", "rests"])
+async def test_a_controller_that_stalls_while_it_saves_harms_nothing_of_its_successor(
     make_world: Callable[..., Any], point: str
 ) -> None:
     store = OvertakenStore()
@@ -79,13 +89,46 @@ async def test_a_controller_that_stalls_while_it_saves_deletes_nothing_of_its_su
     run.progress.cursor.phase, run.progress.cursor.global_step = "sft", 4
     store.point = point
     async with journal_of(run):
-        if point == "manifest":
+        if point != "rests":
             with pytest.raises(FencedError):
                 await save(run)
+            [found] = stored_checkpoints(store, run="run")
+            assert found.manifest.epoch == (2 if point == "late manifest" else 1)
         else:
             await save(run)
             assert PREFIX + "000001/rest" not in store.objects
-    assert SUCCESSORS in store.objects
+    assert set(SUCCESSORS) <= store.objects.keys()
+
+
+@dataclass
+class LateStore(MemoryStore):
+    """Takes the first manifest only once a successor has deleted what has none."""
+
+    is_late: bool = True
+
+    @override
+    def create(self, key: str, data: bytes) -> None:
+        if key.endswith(MANIFEST) and self.is_late:
+            self.is_late = False
+            claim_epoch(self, holder="successor", parent=None, reason="takeover")
+            MemoryStore.delete(self, list_unfinished(self, epoch=2))
+        MemoryStore.create(self, key, data)
+
+
+async def test_a_manifest_that_lands_when_its_objects_are_deleted_is_never_announced(
+    make_world: Callable[..., Any], uninterrupted: str
+) -> None:
+    world = make_world(LateStore(), every_steps=2)
+    with pytest.raises(ExceptionGroup) as caught:
+        await world.train()
+    assert isinstance(root_cause(caught.value), FencedError)
+    assert [each.manifest.step for each in stored_checkpoints(world.store, run="run")] == [2]
+    world.spec["checkpointing"]["everySteps"] = 100
+    assert await world.train()
+    assert world.digest == uninterrupted
+    happenings = world.runs[-1].reporter.reports._happenings
+    announced = [each.checkpoint.step for each in happenings if each.HasField("checkpoint")]
+    assert announced == [4, 10]
 
 
 @dataclass(slots=True)
@@ -189,12 +232,32 @@ async def test_a_controller_that_dies_between_two_writes_leaves_whole_checkpoint
     assert await world.train()
     assert world.digest == uninterrupted
     assert world.audit(max_staleness=0).findings == []
-    # What the first controller left of a checkpoint without manifest is gone, but for a model.
+    # What the first controller left of a checkpoint without manifest is gone.
     found = list(stored_checkpoints(store, run="run"))
     named = {
         c.prefix + key for c in found for key in [MANIFEST, *(o.key for o in c.manifest.objects)]
     }
     assert {info.key for info in store.list("checkpoints/")} == named
+
+
+async def test_an_export_of_a_checkpoint_that_was_never_finished_is_deleted(
+    make_world: Callable[..., Any], uninterrupted: str
+) -> None:
+    store = DyingStore(writes_left=2)
+    world = make_world(store, every_steps=100)
+
+    def ask(run: Run) -> None:
+        now = run_pb2.CheckpointNow(request="a")
+        run.commands.accept(run_pb2.CommandRequest(command_id="1", checkpoint=now))
+
+    with pytest.raises((ExceptionGroup, KilledError)):
+        await world.train(ask)
+    step = "checkpoints/000000000001/"
+    assert {step + "model/config.json"} < {info.key for info in store.list(step)}
+    store.revive()
+    assert await world.train()
+    assert world.digest == uninterrupted
+    assert list(store.list(step)) == []
 
 
 async def test_a_second_attempt_at_a_step_overwrites_nothing_that_a_manifest_names(
@@ -205,7 +268,8 @@ async def test_a_second_attempt_at_a_step_overwrites_nothing_that_a_manifest_nam
     run.progress.cursor.phase, run.progress.cursor.global_step = "sft", 4
     async with journal_of(run):
         await save(run)
-        for writes in range(4):
+        # Learner, controller, and a manifest that is tried to be created before it is replaced.
+        for writes in range(5):
             run.learners.weights = f"of attempt {writes}"
             store.writes_left = writes
             with pytest.raises(KilledError):
@@ -215,7 +279,7 @@ async def test_a_second_attempt_at_a_step_overwrites_nothing_that_a_manifest_nam
             check_digests(store, found)
             folder = found.prefix + found.manifest.state_folder
             learner = json.loads(store.get(f"{folder}learner/state.json"))
-            assert learner["weights"] == ("of attempt 3" if writes == 3 else "initial")
+            assert learner["weights"] == ("of attempt 4" if writes == 4 else "initial")
         await save(run)
     [found] = stored_checkpoints(store, run="run")
     named = {MANIFEST, *(each.key for each in found.manifest.objects)}

@@ -23,6 +23,7 @@ from etude.common.checkpoints.manifest import (
     Reason,
     StoredCheckpoint,
     epoch_of,
+    is_exported,
 )
 from etude.common.errors import CorruptError, FencedError, StoreError, WrongStateError
 from etude.common.weights import VersionId, is_fenced, lineage
@@ -97,15 +98,15 @@ class CheckpointSaver:
         await asyncio.to_thread(self._check_epoch, state.epoch)
         self.attempts += 1
         folder = attempt_folder(state.epoch, self.attempts)
-        begun = UnstoredCheckpoint(state, folder, [], reason, figures, request, started_s)
-        await self.learners.copy_state(begun.place.prefix + folder)
+        checkpoint = UnstoredCheckpoint(state, folder, [], reason, figures, request, started_s)
+        await self.learners.copy_state(checkpoint.place.prefix + folder)
         if with_model:
-            begun.exported.extend(await self.learners.export(begun.place.prefix))
+            checkpoint.exported.extend(await self.learners.export(checkpoint.place.prefix))
         metrics.CHECKPOINT.labels(stage="copy").observe(time.monotonic() - started_s)
-        return begun
+        return checkpoint
 
     async def publish(
-        self, begun: UnstoredCheckpoint, objects: list[CheckpointObject]
+        self, checkpoint: UnstoredCheckpoint, objects: list[CheckpointObject]
     ) -> StoredCheckpoint:
         """Write the manifest of a checkpoint, whose objects were written; steps may run meanwhile.
 
@@ -114,7 +115,7 @@ class CheckpointSaver:
             FencedError: a newer controller took over.
             StoreError: the store failed.
         """
-        state, place = begun.state, begun.place
+        state, place = checkpoint.state, checkpoint.place
         policy = state.cursor.policy or (state.epoch, 0)
         manifest = CheckpointManifest(
             run=state.run,
@@ -123,10 +124,10 @@ class CheckpointSaver:
             phase_step=state.cursor.step,
             epoch=state.epoch,
             policy_version=policy[1],
-            reason=begun.reason,
+            reason=checkpoint.reason,
             objects=objects,
-            metrics=begun.figures,
-            request=begun.request,
+            metrics=checkpoint.figures,
+            request=checkpoint.request,
             branch=place.branch,
             parent=self._parent_of(place),
         )
@@ -136,25 +137,25 @@ class CheckpointSaver:
             found = await asyncio.to_thread(self._publish_manifest, manifest)
         self.last_step, self.last = place.step, found
         self._journal_checkpoint(found)
-        metrics.CHECKPOINT.labels(stage="all").observe(time.monotonic() - begun.started_s)
+        metrics.CHECKPOINT.labels(stage="all").observe(time.monotonic() - checkpoint.started_s)
         return found
 
-    async def write_objects(self, begun: UnstoredCheckpoint) -> list[CheckpointObject]:
+    async def write_objects(self, checkpoint: UnstoredCheckpoint) -> list[CheckpointObject]:
         """Write the objects of a checkpoint; they are invisible until the manifest names them.
 
         Raises:
             StoreError: the store failed.
         """
-        prefix, state = begun.place.prefix, begun.state
-        saved = await self.learners.save(prefix + begun.folder)
-        objects = [each.model_copy(update={"key": begun.folder + each.key}) for each in saved]
+        prefix, state = checkpoint.place.prefix, checkpoint.state
+        saved = await self.learners.save(prefix + checkpoint.folder)
+        objects = [each.model_copy(update={"key": checkpoint.folder + each.key}) for each in saved]
         await self.book.journal.wait_durable(state.sequence)
-        key = begun.folder + CONTROLLER
+        key = checkpoint.folder + CONTROLLER
         await asyncio.to_thread(self.store.put, prefix + key, state.model_dump_json().encode())
         controller = await asyncio.to_thread(
             checkpoints_manifest.describe_object, self.store, prefix, key
         )
-        return [*objects, *begun.exported, controller]
+        return [*objects, *checkpoint.exported, controller]
 
     def _parent_of(self, place: CheckpointId) -> CheckpointParent | None:
         """Parent of a checkpoint; one that is written again keeps its parent."""
@@ -185,11 +186,14 @@ class CheckpointSaver:
         try:
             listed = self.store.list(stored.prefix)
             present = [info.key.removeprefix(stored.prefix) for info in listed]
+            # A successor may take over at any moment; its exports do not name its epoch.
+            is_replaced = is_fenced(self.store, manifest.epoch)
             stale = [
                 stored.prefix + key
                 for key in present
-                # A successor may take over at any moment.
-                if key not in named and epoch_of(key) <= manifest.epoch
+                if key not in named
+                and epoch_of(key) <= manifest.epoch
+                and not (is_replaced and is_exported(key))
             ]
             self.store.delete(stale)
         except StoreError as error:
