@@ -298,6 +298,43 @@ class HeldLearners(SimulatedLearners):
         return await SimulatedLearners.save(self, prefix)
 
 
+@dataclass(slots=True)
+class StuckLearners(HeldLearners):
+    """Store one state when they may, and never another."""
+
+    num_saves: int = 0
+
+    @override
+    async def save(self, prefix: str) -> list[CheckpointObject]:
+        self.num_saves += 1
+        if self.num_saves > 1:
+            await asyncio.Event().wait()
+        return await HeldLearners.save(self, prefix)
+
+
+@pytest.mark.parametrize("step", [4, 5])
+async def test_a_stop_waits_for_what_is_being_stored_and_saves_newer_steps_within_one_time_out(
+    make_world: Callable[..., Any], step: int
+) -> None:
+    store = MemoryStore()
+    run, _, _ = make_world(store, checkpointing={"timeoutSeconds": 600}).start()
+    learners = StuckLearners(store)
+    replace_learners(run, learners)
+    run.progress.cursor.phase, run.progress.cursor.global_step = "sft", 4
+    async with journal_of(run):
+        await run.checkpoints.save_checkpoint("Scheduled")
+        run.progress.cursor.global_step = step
+        run.commands.request_stop()
+        run.commands.stop_requested_s -= 599.9
+        run.commands.request_stop()  # a signal after a command
+        learners.may_save.set()
+        assert await run.checkpoints.step_boundary()
+    assert [each.manifest.step for each in stored_checkpoints(store, run="run")] == [4]
+    assert learners.num_saves == 1 or step == 5
+    events = [each.event for each in run.reporter.reports._happenings if each.HasField("event")]
+    assert [each.reason for each in events] == ["CheckpointFailed"] * (step - 4)
+
+
 async def test_a_rollback_gives_up_the_checkpoint_that_is_being_stored(
     make_world: Callable[..., Any],
 ) -> None:

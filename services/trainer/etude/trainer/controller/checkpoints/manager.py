@@ -115,15 +115,15 @@ class CheckpointManager:
         self.reporter.set_state(run_pb2.RUN_STATE_CHECKPOINTING)
         try:
             async with self._report_failure(attempt), asyncio.timeout_at(attempt.deadline_s):
-                begun = await self.saver.begin(
+                checkpoint = await self.saver.begin(
                     self.controller_state(),
                     reason=reason,
                     with_model=reason in {"PhaseEnd", "Final", "Manual"},
                     figures=self._checkpoint_figures(),
                     request=attempt.request,
                 )
-                work = self._save(begun, attempt)
-                self._saving = asyncio.create_task(work, name=f"checkpoint-{begun.place.step}")
+                work = self._save(checkpoint, attempt)
+                self._saving = asyncio.create_task(work, name=f"checkpoint-{checkpoint.place.step}")
             if reason != "Scheduled":
                 await self.wait_stored()
         finally:
@@ -136,15 +136,18 @@ class CheckpointManager:
             self._restart_cadence(began_s)
             requests.note_other_checkpoint()
         deadline_s = asyncio.get_running_loop().time() + self.commands.checkpointing.timeout_seconds
+        if reason in {"Suspend", "Failure"}:
+            # The stop has one time-out, also if another checkpoint had to be stored before.
+            deadline_s -= began_s - self.commands.stop_requested_s
         return _Attempt(reason, request, began_s, deadline_s)
 
-    async def _save(self, begun: UnstoredCheckpoint, attempt: "_Attempt") -> None:
+    async def _save(self, checkpoint: UnstoredCheckpoint, attempt: "_Attempt") -> None:
         stored = None
         async with self._report_failure(attempt):
             async with asyncio.timeout_at(attempt.deadline_s):
-                objects = await self.saver.write_objects(begun)
+                objects = await self.saver.write_objects(checkpoint)
             # Past the deadline, too: a manifest whose write was given up could appear later.
-            stored = await self.saver.publish(begun, objects)
+            stored = await self.saver.publish(checkpoint, objects)
         if stored is None:
             return
         if attempt.request:

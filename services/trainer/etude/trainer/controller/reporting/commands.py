@@ -3,7 +3,9 @@
 import asyncio
 import json
 import logging
+import math
 import sys
+import time
 import traceback
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
@@ -42,6 +44,8 @@ class RunCommands:
     suspend: run_pb2.SuspendRun | None = None
     stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the controller must stop."""
+    stop_requested_s: float = math.inf
+    """Time of the first request to stop, of time.monotonic()."""
     _seen: dict[str, None] = field(default_factory=dict)
 
     @property
@@ -73,7 +77,7 @@ class RunCommands:
                 self._request_checkpoint(request.checkpoint)
             case "suspend":
                 self.suspend = request.suspend
-                self.stop_requested.set()
+                self.request_stop()
             case "configure":
                 self._configure(request.configure)
             case "scale_engines":
@@ -112,6 +116,7 @@ class RunCommands:
                 await asyncio.wait({task})
 
     def request_stop(self) -> None:
+        self.stop_requested_s = min(self.stop_requested_s, time.monotonic())
         self.stop_requested.set()
 
     def _configure(self, order: run_pb2.ConfigureRun) -> None:
