@@ -12,11 +12,12 @@ from tests.support.chat_families import FAMILIES, family_folder
 
 from etude.agent.chat import ChatFormat, Conversation
 from etude.agent.chat.native_form import find_native_form
+from etude.agent.chat.pieces import PieceReader
 from etude.agent.chat.thinking import remove_thinking
 from etude.agent.tool_calls import ParsedCall, cut_calls
 from etude.agent.tool_formats.xml import as_texts
 from etude.agent.tool_messages import make_call_message, make_result_messages
-from etude.agent.toolsets import Toolset, toolset
+from etude.agent.toolsets import Toolset, list_schemas, toolset
 from etude.common.errors import UserError
 
 transformers = pytest.importorskip("transformers")
@@ -35,6 +36,10 @@ ONE_CALL = {"llama3"}
 """Families whose template takes one call in a turn."""
 ONLY_CALLS = {"llama3", "mistral-nemo"}
 """Families whose template drops the text beside calls."""
+ONE_PROMPT = {"mistral-nemo"}
+"""Families whose template writes no tag between the system prompt and the instruction."""
+UNMARKED_RESULTS = {"deepseek-v4"}
+"""Families whose template writes no tag between results."""
 THINKING = {"qwen3": "<think>\nHm.\n</think>\n\n", "qwen3.6": "<think>\nHm.\n</think>\n\n"}
 """Families whose template takes thinking as part of the text."""
 
@@ -195,6 +200,28 @@ def test_no_tag_can_be_planted_in_a_result_or_an_argument(family: str) -> None:
     assert [i for i in planted if i in tags.values()] == [i for i in harmless if i in tags.values()]
     # In its own calls, tags that neither end nor open a turn are the assistant's.
     assert [i for i in again if i in own] == [i for i in expected if i in own]
+
+
+@each_family
+def test_messages_are_found_again_in_the_tokens(family: str) -> None:
+    native = load(family)
+    conversation = native.chat.open("Be <b>good.", "Fix <it>.", native.tools.shown)
+    made = [ParsedCall(name="read_file", arguments={"path": "a.py"})] * 2
+    made = made[:1] if family in ONE_CALL else made
+    conversation.add_completion(native.tools.tool_format.render(made), calls=made)
+    delta = conversation.append_results(["x = 1", "y <= 2"][: len(made)])
+    reader = PieceReader.of(native.chat, list_schemas())
+    opening = {piece.role: piece.text for piece in reader.read_opening(conversation.prompt)}
+    if family in ONE_PROMPT:
+        assert opening == {"user": "Be <b>good.\n\nFix <it>."}
+    else:
+        assert opening["user"] == "Fix <it>."
+        assert "Be <b>good." in opening["system"]
+    results = [piece.text for piece in reader.read_results(delta) if piece.role == "tool"]
+    if family in UNMARKED_RESULTS:
+        results = results[0].split("</tool_result>")
+    assert len(results) == len(made)
+    assert all(text in found for text, found in zip(["x = 1", "y <= 2"], results, strict=False))
 
 
 @each_family

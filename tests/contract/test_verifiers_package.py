@@ -9,6 +9,7 @@ from tests.support.chat_tokens import encode_opening, encode_results
 from tests.support.oracles import Oracle
 
 from etude.agent.chat import ChatFormat
+from etude.agent.chat.pieces import PieceReader
 from etude.common.harbor import task
 from etude.demo import corpus, model_folder, tokenizer
 from etude.demo.problems import Source
@@ -124,7 +125,7 @@ def read(chat: ChatFormat) -> dict[str, dict[str, Any]]:
     """What the package makes of each of our traces."""
     given = records(chat)
     answers = VERIFIERS.answers(
-        READ, [verifiers_traces.trace(record, chat) for record in given.values()]
+        READ, [verifiers_traces.trace(record, PieceReader.of(chat)) for record in given.values()]
     )
     return dict(zip(given, answers, strict=True))
 
@@ -133,7 +134,7 @@ def test_the_package_keeps_everything_that_a_trace_says(
     chat: ChatFormat, read: dict[str, dict[str, Any]]
 ) -> None:
     for name, record in records(chat).items():
-        ours, theirs = verifiers_traces.trace(record, chat), read[name]["again"]
+        ours, theirs = verifiers_traces.trace(record, PieceReader.of(chat)), read[name]["again"]
         assert read[name]["is_stable"]
         missing = {key for key in ours if not _within(ours[key], theirs[key])}
         assert missing == set(), name
@@ -182,7 +183,7 @@ def test_rewards_endings_and_calls_mean_the_same_there(read: dict[str, dict[str,
 
 
 def test_messages_are_what_was_said(chat: ChatFormat) -> None:
-    found = verifiers_traces.trace(records(chat)["whole"], chat)
+    found = verifiers_traces.trace(records(chat)["whole"], PieceReader.of(chat))
     messages = [node["message"] for node in found["nodes"]]
     assert [message["role"] for message in messages] == [
         *("system", "user", "assistant", "tool", "tool", "assistant")

@@ -8,9 +8,10 @@ from tests.support.native_template import CALLS, MESSAGES, TEMPLATE, TOOLS, writ
 
 from etude.agent.chat import ChatFormat
 from etude.agent.chat.native_form import find_native_form
+from etude.agent.chat.pieces import PieceReader
 from etude.agent.chat.trial import check_chat_format
 from etude.agent.local import LocalEnvironment, ScriptedSampler
-from etude.agent.toolsets import tool_schema, toolset
+from etude.agent.toolsets import list_schemas, tool_schema, toolset
 from etude.agent.trajectory import RolloutEnding, Trajectory
 from etude.agent.turns import RolloutLimits, RolloutTask, run_rollout
 from etude.agent.workspace import ExecResult, MemoryWorkspace
@@ -68,6 +69,23 @@ async def test_a_rollout_is_what_the_template_writes_around_sampled_turns(tmp_pa
     ]
     assert (done.ending, done.final_message) == (RolloutEnding.STOPPED, "Done.")
     assert [call.name for call in done.calls] == ["read_file", "grep", "read_file"]
+
+
+async def test_messages_are_found_where_tools_stand_between_them(tmp_path: Path) -> None:
+    tools = TOOLS.replace("<|system|>", "<tool_response>").replace("<|end|>", "</tool_response>")
+    shown = "{% if loop.index0 == 1 %}" + tools + "{% endif %}"
+    messages = MESSAGES.replace("CALLS", CALLS)
+    template = messages.replace("messages %}", "messages %}" + shown, 1)
+    chat = ChatFormat.load(write_model(tmp_path, template))
+    (link,) = (await roll_out(chat, READ, "Done.")).links
+    prompt = link.token_ids[: list(link.loss_mask).index(True)]
+    pieces = PieceReader.of(chat, list_schemas()).read_opening(prompt)
+    assert [piece[:2] for piece in pieces] == [
+        ("system", "Fix the bug."),
+        ("user", "Fix it."),
+        ("assistant", ""),
+    ]
+    assert (pieces[0].start, pieces[-1].end) == (0, len(prompt))
 
 
 async def test_calls_in_another_spelling_stay_as_they_were_sampled(tmp_path: Path) -> None:

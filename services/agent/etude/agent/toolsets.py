@@ -4,7 +4,7 @@ import asyncio
 import functools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -140,6 +140,11 @@ def toolset(name: str) -> Toolset:
     if found is None:
         raise InvalidFieldError("toolset", f"{name!r} is none of {', '.join(_toolsets())}")
     return found
+
+
+def list_schemas() -> Iterator[list[Mapping[str, object]]]:
+    """List the JSON schemas of the tools of each toolset."""
+    return (each.schemas() for each in _toolsets().values())
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.agent.chat import ChatFormat
+from etude.agent.chat.pieces import PieceReader
 from etude.common.blobs import open_store
 from etude.demo import corpus, model_folder, tokenizer
 from etude.demo.problems import Source
@@ -33,12 +34,17 @@ def chat(model: Path) -> ChatFormat:
     return ChatFormat.load(model)
 
 
+@pytest.fixture(scope="module")
+def reader(chat: ChatFormat) -> PieceReader:
+    return PieceReader.of(chat)
+
+
 _TOKENS = st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=40)
 
 
 @given(tokens=_TOKENS)
 def test_whatever_a_context_holds_every_token_is_in_one_message(
-    tokens: list[tuple[int, bool]], chat: ChatFormat
+    tokens: list[tuple[int, bool]], reader: PieceReader
 ) -> None:
     link = rollout_pb2.Link(
         token_ids=[token for token, _ in tokens],
@@ -46,7 +52,7 @@ def test_whatever_a_context_holds_every_token_is_in_one_message(
         sampler_logprobs=[-float(place) for place in range(len(tokens))],
     )
     rollout = rollout_pb2.Rollout(rollout_id="r", links=[link], ending=rollout_pb2.ENDING_STOPPED)
-    nodes = verifiers_traces.trace(journal_pb2.JournalRollout(rollout=rollout), chat)["nodes"]
+    nodes = verifiers_traces.trace(journal_pb2.JournalRollout(rollout=rollout), reader)["nodes"]
     assert [token for node in nodes for token in node["token_ids"]] == list(link.token_ids)
     assert [flag for node in nodes for flag in node["mask"]] == [sampled for _, sampled in tokens]
     logprobs = [value for node in nodes for value in node.get("logprobs", [])]
@@ -56,7 +62,7 @@ def test_whatever_a_context_holds_every_token_is_in_one_message(
 
 
 def test_a_token_without_a_finite_logprob_is_no_sampled_one_and_its_text_stays(
-    chat: ChatFormat,
+    chat: ChatFormat, reader: PieceReader
 ) -> None:
     ids = chat.completion("Done.")
     link = rollout_pb2.Link(
@@ -65,7 +71,7 @@ def test_a_token_without_a_finite_logprob_is_no_sampled_one_and_its_text_stays(
         sampler_logprobs=[0.0, math.nan, *[-0.5] * (len(ids) - 1)],
     )
     rollout = rollout_pb2.Rollout(rollout_id="r", links=[link], ending=rollout_pb2.ENDING_STOPPED)
-    trace = verifiers_traces.trace(journal_pb2.JournalRollout(rollout=rollout), chat)
+    trace = verifiers_traces.trace(journal_pb2.JournalRollout(rollout=rollout), reader)
     node = json.loads(json.dumps(trace, allow_nan=False))["nodes"][-1]
     assert sum(node["mask"]) == len(node["logprobs"]) == len(ids) - 1
     assert node["message"]["content"] == "Done."

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from etude.agent.chat import ChatFormat
+from etude.agent.chat.pieces import PieceReader
+from etude.agent.toolsets import list_schemas
 from etude.common.api.storage import StoreAccess
 from etude.common.blobs import Store
 from etude.common.errors import EtudeError, Problem, UserError
@@ -50,11 +52,11 @@ def main() -> None:
     parser.add_argument("--endpoint", help="S3 endpoint, for stores other than AWS")
     chosen = parser.parse_args()
     try:
-        chat = ChatFormat.load(chosen.model)
+        reader = PieceReader.of(ChatFormat.load(chosen.model), list_schemas())
         store = open_source(chosen.store, StoreAccess(endpoint=chosen.endpoint))
         for record in rollouts(store):
             text = json.dumps(
-                verifiers_traces.trace(record, chat), ensure_ascii=False, allow_nan=False
+                verifiers_traces.trace(record, reader), ensure_ascii=False, allow_nan=False
             )
             sys.stdout.write(text + "\n")
     except UserError as error:

@@ -42,10 +42,10 @@ _FAULTS = frozenset(
 Json = dict[str, Any]
 
 
-def trace(record: journal_pb2.JournalRollout, chat: ChatFormat) -> Json:
+def trace(record: journal_pb2.JournalRollout, reader: PieceReader) -> Json:
     """Convert one rollout with its reward to a JSON value."""
     rollout, reward = record.rollout, record.reward
-    graph = _Graph(chat, PieceReader.of(chat), _calls(rollout.calls))
+    graph = _Graph(reader.chat, reader, _calls(rollout.calls))
     for link in rollout.links:
         graph.add(link)
     is_fault = rollout.ending in _FAULTS or reward.HasField("fault")

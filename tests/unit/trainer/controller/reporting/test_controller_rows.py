@@ -13,7 +13,7 @@ from etude.trainer.controller.reporting.rows import (
     StepFaults,
     evaluation_fields,
     policy_fields,
-    rollout_row,
+    rollout_rows,
     step_row,
 )
 from etude.trainer.learner.batches import StepResult
@@ -111,7 +111,8 @@ def transcript(chat: ChatFormat) -> Link:
 
 def test_a_rollout_reads_turn_by_turn(chat: ChatFormat) -> None:
     rollout = Rollout(rollout_id="r", links=[transcript(chat)], ending=ENDING_STOPPED)
-    row = rollout_row(JournalRollout(rollout=rollout, reward=RewardRecord(reward=1.0)), chat)
+    record = JournalRollout(rollout=rollout, reward=RewardRecord(reward=1.0))
+    (row,) = rollout_rows([record], chat)
     assert [turn["role"] for turn in row["turns"]][:4] == ["system", "user", "assistant", "tool"]
     assert row["turns"][0]["text"] == "Be good."
     assert row["turns"][1]["text"] == "Fix it."
@@ -122,8 +123,7 @@ def test_a_rollout_reads_turn_by_turn(chat: ChatFormat) -> None:
 
 def test_a_masked_rollout_says_why(chat: ChatFormat) -> None:
     fault = RewardRecord(fault=RewardFault(reason="INFRA", message="no slot"))
-    row = rollout_row(
-        JournalRollout(rollout=Rollout(rollout_id="r", ending=ENDING_STOPPED), reward=fault), chat
-    )
+    record = JournalRollout(rollout=Rollout(rollout_id="r", ending=ENDING_STOPPED), reward=fault)
+    (row,) = rollout_rows([record], chat)
     assert row["fault"] == "INFRA: no slot"
     assert "reward" not in row

@@ -15,7 +15,7 @@ from etude.trainer.controller.admission.dropping import QuarantineFilter
 from etude.trainer.controller.admission.quarantine_marks import RedrawReason
 from etude.trainer.controller.admission.tasks import Task, find_tasks
 from etude.trainer.controller.checkpoints.state import EvaluationResult
-from etude.trainer.controller.reporting.rows import evaluation_fields, rollout_row
+from etude.trainer.controller.reporting.rows import evaluation_fields, rollout_rows
 from etude.trainer.controller.run import Run
 from etude.trainer.rollouts.protocol import GroupRequest
 from etude.trainer.routing.table import Purpose
@@ -147,7 +147,7 @@ class Evaluator:
         run.reporter.recorder.write_rollouts(
             run.progress.cursor.global_step,
             f"eval-{name}-greedy" if greedy else f"eval-{name}",
-            lambda: [rollout_row(record, run.dispatcher.chat) for record in records],
+            lambda: rollout_rows(records, run.dispatcher.chat),
         )
         scored = [r for r in records if r.reward.WhichOneof("result") == "reward"]
         if len(scored) < len(records):

@@ -14,7 +14,7 @@ from etude.trainer.controller.reporting.rows import (
     StepFaults,
     mean,
     policy_fields,
-    rollout_row,
+    rollout_rows,
     step_figures,
     step_row,
 )
@@ -109,7 +109,5 @@ class StepAccounting:
         records = [group.finished[index] for group in groups for index in sorted(group.finished)]
         chat = self.run.dispatcher.chat
         self.run.reporter.recorder.write_rollouts(
-            self.run.progress.cursor.global_step,
-            "train",
-            lambda: [rollout_row(record, chat) for record in records],
+            self.run.progress.cursor.global_step, "train", lambda: rollout_rows(records, chat)
         )

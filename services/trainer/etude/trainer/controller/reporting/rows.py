@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from etude.agent.chat import ChatFormat
 from etude.agent.chat.pieces import PieceReader
+from etude.agent.toolsets import list_schemas
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.manifest import Stats
 from etude.trainer.controller.reporting.behaviour import behaviour
@@ -197,8 +198,15 @@ def _count_active(records: Sequence[journal_pb2.JournalRollout]) -> int:
     return sum(len(found) > 1 for found in rewards.values())
 
 
-def rollout_row(record: journal_pb2.JournalRollout, chat: ChatFormat | None) -> Row:
-    """Row of one rollout for people: turns as text, reward and ending."""
+def rollout_rows(
+    records: Iterable[journal_pb2.JournalRollout], chat: ChatFormat | None
+) -> list[Row]:
+    """Rows of rollouts for people: turns as text, reward and ending."""
+    reader = None if chat is None else PieceReader.of(chat, list_schemas())
+    return [_rollout_row(record, reader) for record in records]
+
+
+def _rollout_row(record: journal_pb2.JournalRollout, reader: PieceReader | None) -> Row:
     rollout, reward = record.rollout, record.reward
     row: Row = {
         "rollout_id": rollout.rollout_id,
@@ -207,7 +215,7 @@ def rollout_row(record: journal_pb2.JournalRollout, chat: ChatFormat | None) -> 
         "index": rollout.index,
         "ending": _ending_name(rollout),
         "tokens": length(rollout),
-        "turns": turns(rollout, chat) if chat is not None else [],
+        "turns": turns(rollout, reader) if reader is not None else [],
         "calls": [
             {"turn": c.turn, "name": c.name, "is_error": c.is_error, "is_malformed": c.is_malformed}
             for c in rollout.calls
@@ -233,12 +241,12 @@ def _evidence(found: environments_pb2.GradeEvidence) -> Row:
     return {"mode": mode.lower(), "driver": found.driver, "isolation": isolation.lower()}
 
 
-def turns(rollout: rollout_pb2.Rollout, chat: ChatFormat) -> list[Row]:
+def turns(rollout: rollout_pb2.Rollout, reader: PieceReader) -> list[Row]:
     """Transcript turn by turn. The mask, not the tags, delimits sampled turns.
 
     A policy that samples a role's tag therefore stays one assistant turn.
     """
-    reader = PieceReader.of(chat)
+    chat = reader.chat
     found: list[Row] = []
     for link in rollout.links:
         place = 0
