@@ -141,6 +141,22 @@ def test_no_tag_of_the_tokenizer_can_be_planted(family: str) -> None:
 
 
 @each_family
+@settings(max_examples=NUM_EXAMPLES)
+@given(data=st.data())
+def test_no_text_is_read_as_a_tag(family: str, data: st.DataObject) -> None:
+    chat = load(family).ours
+    tag = st.sampled_from(sorted(chat.vocabulary.tags))
+    part = st.builds(
+        lambda tag, start, end: tag[start:-end], tag, st.integers(0, 3), st.integers(1, 3)
+    )
+    other = st.sampled_from(["<", ">", "]", "|", " ", "\n", "x", "\ufdd0", "\ufdd1", "\ufdd2"])
+    text = "".join(data.draw(st.lists(st.one_of(tag, part, other), max_size=8)))
+    ids = chat.encode_text(text)
+    assert set(chat.vocabulary.tags.values()).isdisjoint(ids)
+    assert chat.decode(ids) == text
+
+
+@each_family
 def test_the_assistants_own_text_cannot_open_or_end_a_turn(family: str) -> None:
     chat = load(family).ours
     structural = [chat.vocabulary.tags[tag] for tag in chat.assistant_finder.tokens]

@@ -58,7 +58,23 @@ def normalised() -> Tokenizer:
     return tokenizer
 
 
-KINDS = {"sentencepiece": sentencepiece, "words": words, "normalised": normalised}
+def merged() -> Tokenizer:
+    """A model that merges letters to a tag, and the tag to a longer piece."""
+    merges = [("<", "/"), ("</", "s"), ("</s", ">"), ("</s>", ">")]
+    letters = [*(chr(code) for code in range(32, 127)), "é"]
+    pieces = dict.fromkeys([*TAGS, *letters, *map("".join, merges)])
+    vocabulary = {text: number for number, text in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>"))
+    tokenizer.add_special_tokens([AddedToken(tag, special=True) for tag in TAGS])
+    return tokenizer
+
+
+KINDS = {
+    "sentencepiece": sentencepiece,
+    "words": words,
+    "normalised": normalised,
+    "merged": merged,
+}
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -95,6 +111,18 @@ def test_a_tag_in_a_file_is_no_tag(loaded: Any, text: str) -> None:
     encoded, expected = (chat.encode_messages(each) for each in (messages, harmless))
     assert structure(chat, encoded.token_ids) == structure(chat, expected.token_ids)
     assert sum(encoded.written) == sum(expected.written)
+
+
+PARTS = ("<", "</", "s>", "</s", ">", "[user", "]", "\ufdd0", "\ufdd1", "\ufdd2", "ab", " ", "é")
+
+
+@given(pieces=st.lists(st.sampled_from([*TAGS, WIDE, *PARTS]), max_size=8))
+def test_no_text_is_read_as_a_tag(loaded: Any, pieces: list[str]) -> None:
+    chat, _ = loaded
+    text = "".join(pieces)
+    assert structure(chat, chat.encode_text(text)) == []
+    planted, harmless = (chat.open("ab", each).prompt for each in (text, "ab"))
+    assert structure(chat, planted) == structure(chat, harmless)
 
 
 @given(text=st.text("ab é(x)=", max_size=20))

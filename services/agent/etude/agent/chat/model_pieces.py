@@ -4,13 +4,14 @@ SentencePiece's vocabularies hold their control tokens as pieces, so that a Unig
 </s> in a file as the end of a document, even with added tokens switched off.
 """
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
 
-_HIDDEN = "\ufdd2"
-"""A noncharacter: no text has it, so a piece that begins with it is never read."""
+_HIDDEN = f"\ufdd2{secrets.token_hex(16)}"
+"""Drawn for each process: a text that knew the beginning of hidden pieces could spell them."""
 
 
 def forges_tags(plain: Tokenizer, layout: Mapping[str, Any], tags: Mapping[str, int]) -> bool:
@@ -40,7 +41,8 @@ def hide_pieces(layout: Mapping[str, Any], tags: Mapping[str, int]) -> dict[str,
     if isinstance(model["vocab"], dict):
         model["vocab"] = {_hide(text, tags, unknown): id_ for text, id_ in model["vocab"].items()}
         if model.get("merges"):
-            model["merges"] = [each for each in model["merges"] if _join_merge(each) not in tags]
+            hidden = tags.keys() - {unknown}
+            model["merges"] = [m for m in model["merges"] if hidden.isdisjoint(_pieces_of(m))]
     else:
         model["vocab"] = [[_hide(text, tags, None), score] for text, score in model["vocab"]]
     tokens = [
@@ -50,9 +52,11 @@ def hide_pieces(layout: Mapping[str, Any], tags: Mapping[str, int]) -> dict[str,
     return {**layout, "model": model, "added_tokens": tokens}
 
 
-def _join_merge(merge: str | Sequence[str]) -> str:
+def _pieces_of(merge: str | Sequence[str]) -> tuple[str, str, str]:
+    """The two sides of a merge, and what it makes of them."""
     # Older files write the two sides with a blank between them.
-    return merge.replace(" ", "", 1) if isinstance(merge, str) else "".join(merge)
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return left, right, left + right
 
 
 def _hide(text: str, tags: Mapping[str, int], unknown: str | None) -> str:
