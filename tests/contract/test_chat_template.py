@@ -11,10 +11,11 @@ from tests.support.chat_tokens import encode_opening
 from tokenizers import Tokenizer
 
 from etude.agent import tool_calls
-from etude.agent.chat import CHAT_TEMPLATE, ChatFormat, Message
+from etude.agent.chat import CHAT_TEMPLATE, ChatFormat, Message, Vocabulary
 from etude.demo import corpus, model_folder, tokenizer
 from etude.demo.problems import Source
 
+END = "<|end|>"
 MODEL = Path(__file__).parents[1] / "unit" / "agent" / "model"
 CALL = tool_calls.render_call("read_file", {"path": "a.py"}) + tool_calls.render_call(
     "grep", {"pattern": "\nx"}
@@ -155,6 +156,28 @@ def test_structured_tool_calls_render_as_the_policy_writes_them() -> None:
         ],
     }
     assert rendered([structured], prompt=False) == f"<|assistant|>{CALL}<|end|>"
+
+
+def test_added_tokens_of_either_file_are_those_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    layout = json.loads((MODEL / "tokenizer.json").read_text())
+    size = Tokenizer.from_str(json.dumps(layout)).get_vocab_size()
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    user = next(each for each in layout["added_tokens"] if each["content"] == "<|user|>")
+    listed = {
+        str(user["id"]): {**plain, "content": "<|user|>", "lstrip": True, "special": True},
+        str(size + 7): {**plain, "content": "<later>"},
+        str(size): {**plain, "content": "<first>", "rstrip": True},
+    }
+    config = {"eos_token": END, "added_tokens_decoder": listed}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    ours = Vocabulary.load(tmp_path)
+    text = "a <|user|> b <first> c<later>  d"
+    assert ours.encode_tagged(text) == theirs.encode(text, add_special_tokens=False)
+    names = ("<first>", "<later>", "<|user|>")
+    assert [ours.tags[name] for name in names] == theirs.convert_tokens_to_ids(list(names))
 
 
 def test_transformers_renders_and_encodes_the_same(tmp_path: Path, chat: ChatFormat) -> None:

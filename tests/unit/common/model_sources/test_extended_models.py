@@ -100,6 +100,21 @@ def extend(uri: str, *tokens: str, template: str | None = None, end: str = "") -
     return extend_model(source, ModelChanges(tokens, template, end))
 
 
+def test_tokens_that_only_the_configuration_lists_keep_their_ids(tmp_path: Path) -> None:
+    listed = {"5": {"content": "<x>", "rstrip": True}, "4": {"content": "<s>", "special": True}}
+    uri = write_model(tmp_path / "model", tokenizer_config={"added_tokens_decoder": listed})
+    files = read_all(extend(uri, "<y>", "<x>"))
+    added = json.loads(files["tokenizer.json"])["added_tokens"]
+    assert {token["content"]: token["id"] for token in added} == {"<s>": 4, "<x>": 5, "<y>": 6}
+    assert [token["rstrip"] for token in added] == [False, True, False]
+    after = json.loads(files["tokenizer_config.json"])["added_tokens_decoder"]
+    assert {key: token["content"] for key, token in after.items()} == {
+        "4": "<s>",
+        "5": "<x>",
+        "6": "<y>",
+    }
+
+
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_new_tokens_have_the_mean_of_the_known_ones(tmp_path: Path, dtype: str) -> None:
     uri = write_model(tmp_path / "model", dtype=dtype)

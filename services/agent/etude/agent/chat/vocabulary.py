@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 from etude.agent.chat.folder import read_json, read_text, refuse_folder
 from etude.agent.chat.model_pieces import forges_tags, hide_pieces
 from etude.agent.chat.planting import TokenFinder
+from etude.common.model_sources.added_tokens import join_added_tokens
 
 _FIX = "use the tokenizer that the model was trained with"
 _NESTED_CONFIGS = ("text_config", "llm_config", "language_config")
 _TAG_LETTERS = frozenset("<>[]|｜")
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 class EncodedText(NamedTuple):
@@ -69,10 +69,13 @@ class Vocabulary:
         """
         path = folder / "tokenizer.json"
         layout = _read_layout(folder)
-        tags = {t["content"]: t["id"] for t in layout["added_tokens"] if _is_tag(t)}
+        texts = [token["content"] for token in layout["added_tokens"] if _is_tag(token)]
         special = frozenset(t["content"] for t in layout["added_tokens"] if t["special"])
         try:
             start = _load_pair(layout)
+            # Not the listed ids: a tokenizer numbers some of its added tokens itself.
+            ids = start.tagged.get_vocab(with_added_tokens=True)
+            tags = {text: ids[text] for text in texts}
             inner = _load_pair(_without_first_blank(layout)) if _has_first_blank(layout) else start
             forges = forges_tags(start.plain, layout, tags)
             if forges:
@@ -83,7 +86,7 @@ class Vocabulary:
                     if _has_first_blank(layout)
                     else start
                 )
-            num_tokens = 1 + max(start.tagged.get_vocab(with_added_tokens=True).values())
+            num_tokens = 1 + max(ids.values())
         except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exception on bad files
             refuse_folder(path, f"is not a tokenizer: {error}", _FIX)
         return cls(
@@ -243,24 +246,17 @@ def _read_layout(folder: Path) -> dict[str, Any]:
         refuse_folder(path, "is missing: the model has no fast tokenizer", _FIX)
     try:
         layout = json.loads(text)
-        known = {token["content"] for token in layout["added_tokens"]}
         for token in layout["added_tokens"]:
             token["special"] = bool(token.get("special"))
+        join_added_tokens(layout, {})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         refuse_folder(path, f"is not a tokenizer: {error}", _FIX)
     layout["post_processor"] = None  # it only adds tokens that templates write themselves
     config_path = folder / "tokenizer_config.json"
-    listed = read_json(config_path).get("added_tokens_decoder") or {}
     try:
-        extra = [
-            {"id": int(key), "content": token["content"]}
-            | {flag: bool(token.get(flag)) for flag in _FLAGS}
-            for key, token in listed.items()
-            if token["content"] not in known
-        ]
+        layout["added_tokens"] = join_added_tokens(layout, read_json(config_path))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         refuse_folder(config_path, f"added_tokens_decoder cannot be read: {error!r}", _FIX)
-    layout["added_tokens"] += sorted(extra, key=lambda token: int(token["id"]))
     return dict(layout)
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 from typing_extensions import override
 
 from etude.common.errors import Problem, UserError
+from etude.common.model_sources.added_tokens import join_added_tokens
 from etude.common.model_sources.extended_weights import ChangedFile, extend_weights, read_parts
 from etude.common.model_sources.files import (
     CONFIG,
@@ -119,13 +120,20 @@ def _add_tokens(
     source: RemoteModel, layout: dict[str, Any], tokens: Sequence[str], rows: int | None
 ) -> tuple[dict[str, int], Vocabulary]:
     """Add tokens to a tokenizer's layout; the ids of those that it lacked, and the sizes."""
+    config = read_object(source, TOKENIZER_CONFIG) or {}
     try:
         given = layout["model"]["vocab"]
         pieces = given if isinstance(given, dict) else {row[0]: i for i, row in enumerate(given)}
-        added = {token["content"]: int(token["id"]) for token in layout["added_tokens"]}
-        known = 1 + max([*pieces.values(), *added.values()])
-    except (KeyError, TypeError, ValueError, IndexError) as cause:
+        known = 1 + max([*pieces.values(), *(int(each["id"]) for each in layout["added_tokens"])])
+        joined = join_added_tokens(layout, config)
+        for further in joined[len(layout["added_tokens"]) :]:
+            # Written there too from now on: else it would be numbered after the new ones.
+            further["id"] = pieces.get(further["content"], known)
+            known = max(known, further["id"] + 1)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as cause:
         _refuse(source, TOKENIZER, f"is not a tokenizer: {cause!r}")
+    layout["added_tokens"] = joined
+    added = {each["content"] for each in joined}
     ids: dict[str, int] = {}
     size = known
     for token in dict.fromkeys(tokens):
