@@ -19,48 +19,56 @@ START_S = 120
 """Ray on two cores that neighbours hold too."""
 
 
+class Rank:
+    """A rank whose step lasts until a save ended, and whose save lasts until an upload."""
+
+    __module__ = "__main__"  # so that it travels to the actor by its code
+
+    def __init__(self, config: LearnerConfig) -> None:
+        self.rank = config.rank
+        self.folder = config.model_folder
+        self.threads: set[int] = set()
+        self.calls: list[str] = []
+
+    def _called(self, name: str) -> None:
+        self.threads.add(threading.get_ident())
+        self.calls.append(name)
+
+    def open_rendezvous(self, host: str) -> str:
+        self._called("open_rendezvous")
+        return f"tcp://{host}:1"
+
+    def load(self, rendezvous: str) -> None:
+        self._called(f"load {rendezvous.rpartition(':')[2]}")
+
+    def supervised_step(self, step: int) -> list[Any]:
+        self._called(f"step {step}")
+        self._wait_for("saved" if step else "")
+        return [len(self.threads), self.calls]
+
+    def _wait_for(self, what: str) -> None:
+        while what and not (self.folder / f"{what}-{self.rank}").exists():
+            time.sleep(0.01)
+
+    def copy_state(self, prefix: str) -> None:
+        self._called(f"copy_state {prefix}")
+
+    def save(self, prefix: str) -> list[str]:
+        self._wait_for("uploaded")
+        (self.folder / f"saved-{self.rank}").touch()
+        return [f"{prefix}{self.rank}"]
+
+    def upload(self, version: VersionId) -> None:
+        if version.number == 7:
+            raise StoreError(f"rank {self.rank}: the store is away")
+        (self.folder / f"uploaded-{self.rank}").touch()
+
+
 @pytest.fixture
-async def learners(  # noqa: C901 - the linter counts the methods of the local class
+async def learners(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> AsyncIterator[ray_backend.RayLearners]:
-    """Two ranks behind the real door: a step lasts until a save ended, a save until an upload."""
-
-    class Rank:  # a local class travels to the actor by its code
-        def __init__(self, config: LearnerConfig) -> None:
-            self.rank = config.rank
-            self.folder = config.model_folder
-            self.threads: set[int] = set()
-            self.calls: list[str] = []
-
-        def _called(self, name: str) -> None:
-            self.threads.add(threading.get_ident())
-            self.calls.append(name)
-
-        def load(self) -> None:
-            self._called("load")
-
-        def supervised_step(self, step: int) -> list[Any]:
-            self._called(f"step {step}")
-            self._wait_for("saved" if step else "")
-            return [len(self.threads), self.calls]
-
-        def _wait_for(self, what: str) -> None:
-            while what and not (self.folder / f"{what}-{self.rank}").exists():
-                time.sleep(0.01)
-
-        def copy_state(self, prefix: str) -> None:
-            self._called(f"copy_state {prefix}")
-
-        def save(self, prefix: str) -> list[str]:
-            self._wait_for("uploaded")
-            (self.folder / f"saved-{self.rank}").touch()
-            return [f"{prefix}{self.rank}"]
-
-        def upload(self, version: VersionId) -> None:
-            if version.number == 7:
-                raise StoreError(f"rank {self.rank}: the store is away")
-            (self.folder / f"uploaded-{self.rank}").touch()
-
+    """Two ranks behind the real door."""
     monkeypatch.setattr(ray_backend, "LearnerRank", Rank)
     ray_backend.start_ray(None)
     configs = [
@@ -94,4 +102,7 @@ async def test_neither_an_upload_nor_a_checkpoint_waits_for_the_step_that_is_und
         assert await saving == ["checkpoint/0", "checkpoint/1"]
         answer: Any = await step
     # Collective calls stay on one thread, as their libraries expect.
-    assert answer == [1, ["load", "step 0", "copy_state checkpoint/", "step 1"]]
+    assert answer == [
+        1,
+        ["open_rendezvous", "load 1", "step 0", "copy_state checkpoint/", "step 1"],
+    ]

@@ -25,8 +25,8 @@ REMIND_EVERY = 12
 class RankPlace(NamedTuple):
     """Place of one rank."""
 
-    node: str
-    """Ray's id of the node."""
+    address: str
+    """Of its node."""
     strategy: PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy
 
 
@@ -73,7 +73,8 @@ async def place_ranks(*, ranks: int, group_size: int, gpus_per_node: int) -> lis
     """
     here: str = ray.get_runtime_context().get_node_id()
     if not gpus_per_node:
-        return [RankPlace(here, NodeAffinitySchedulingStrategy(here, soft=False))] * ranks
+        strategy = NodeAffinitySchedulingStrategy(here, soft=False)
+        return [RankPlace(ray.util.get_node_ip_address(), strategy)] * ranks
     size = bundle_size(ranks=ranks, group_size=group_size, gpus_per_node=gpus_per_node)
     group = placement_group([{"GPU": size}] * (ranks // size), strategy="PACK")
     looks = 0
@@ -90,7 +91,7 @@ async def place_ranks(*, ranks: int, group_size: int, gpus_per_node: int) -> lis
         log.info("learner ranks %d to %d run on %s", first, last, addresses[nodes[index]])
     return [
         RankPlace(
-            nodes[index],
+            addresses[nodes[index]],
             PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
         )
         for index in order

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -23,7 +22,7 @@ from etude.trainer.learner.batches import PolicyBatch, StepResult
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.protocol import Learners
 from etude.trainer.learner.rank import LearnerRank
-from etude.trainer.rank_placement import RankPlace, place_ranks
+from etude.trainer.rank_placement import place_ranks
 from etude.trainer.ray_calls import gather_answers, unwrap_ray_error
 from etude.trainer.rollouts.protocol import (
     GroupRequest,
@@ -107,20 +106,6 @@ def _start_here() -> None:
     )
 
 
-def free_rendezvous() -> str:
-    """Address at which the learner ranks meet: a free port of this node, which runs rank 0."""
-    return find_rendezvous(ray.util.get_node_ip_address())
-
-
-def find_rendezvous(address: str) -> str:
-    """URL of a free port of this host at one of its addresses, IPv4 or IPv6."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-    return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
-
-
 def stop_ray() -> None:
     """End every actor, and the cluster if it is local."""
     ray.shutdown()
@@ -130,7 +115,7 @@ def create_learners(configs: Sequence[LearnerConfig], *, gpus_per_node: int) -> 
     """Start one actor per rank. A rank that dies ends the run's process, which then resumes.
 
     Args:
-        configs: of the ranks, in order; ranks that need a rendezvous get it here.
+        configs: of the ranks, in order.
         gpus_per_node: GPUs of each node for ranks, one for each; 0 has all ranks on this node.
     """
     starting = asyncio.create_task(_start_learners(configs, gpus_per_node), name="learner-ranks")
@@ -144,9 +129,6 @@ async def _start_learners(configs: Sequence[LearnerConfig], gpus_per_node: int) 
         group_size=len(configs) // configs[0].replicas,
         gpus_per_node=gpus_per_node,
     )
-    if len(configs) > 1:
-        rendezvous = await _open_rendezvous(places[0])
-        configs = [replace(config, rendezvous=rendezvous) for config in configs]
     options = {"num_cpus": 0, "num_gpus": min(1, gpus_per_node), "max_restarts": 0}
     # Uploads have threads of their own; everything else stays on one, in the order of the calls.
     actor = ray.remote(concurrency_groups={UPLOADS: 1, CHECKPOINTS: 1})(LearnerRank)
@@ -154,18 +136,11 @@ async def _start_learners(configs: Sequence[LearnerConfig], gpus_per_node: int) 
         actor.options(**options, scheduling_strategy=place.strategy).remote(config)
         for place, config in zip(places, configs, strict=True)
     ]
-    await gather_answers([rank.load.remote() for rank in ranks], what="load")
+    # All import torch meanwhile, which is most of this call.
+    opened = [rank.open_rendezvous.remote(places[0].address) for rank in ranks]
+    rendezvous, *_ = await gather_answers(opened, what="open_rendezvous")
+    await gather_answers([rank.load.remote(rendezvous) for rank in ranks], what="load")
     return ranks
-
-
-async def _open_rendezvous(first: RankPlace) -> str:
-    """Address at which the ranks meet: a free port of the node that runs rank 0."""
-    if first.node == ray.get_runtime_context().get_node_id():
-        return free_rendezvous()
-    there = NodeAffinitySchedulingStrategy(first.node, soft=False)
-    task = ray.remote(free_rendezvous).options(num_cpus=0, scheduling_strategy=there)
-    address: str = await task.remote()
-    return address
 
 
 def create_rollout_workers(config: WorkerConfig, *, workers: int) -> "RayRollouts":

@@ -33,13 +33,19 @@ from etude.trainer.learner.dataset import SupervisedDataset, load_dataset
 
 if TYPE_CHECKING:
     from etude.trainer.learner.learner import Learner
+    from etude.trainer.model.fsdp import Rendezvous
 
 LEARNER = "learner"
 
 
 class LearnerRank:
-    """One learner rank. Calls are collective, as the learner's are; load() comes first."""
+    """One learner rank. Calls are collective, as the learner's are.
 
+    open_rendezvous() and load() come first.
+    """
+
+    _rendezvous: "Rendezvous"
+    """Kept as long as the process: its ranks talk over it."""
     _learner: "Learner"
     _store: Store
     _phase: Phase
@@ -49,14 +55,35 @@ class LearnerRank:
         self._data: SupervisedDataset | TokenStream | None = None
         self._held_out: Mapping[str, list[SupervisedSequence]] = {}
 
-    def load(self) -> None:
-        """Load the model; Ray would report an error of the constructor as a dead actor."""
+    def open_rendezvous(self, host: str) -> str:
+        """Import torch, and on rank 0 of several open the address at which they meet.
+
+        Args:
+            host: address of the node of rank 0, IPv4 or IPv6.
+
+        Returns:
+            The address, for load(); empty on other ranks.
+        """
         # The controller names this class, and must not load torch for it.
+        from etude.trainer.learner import learner  # noqa: F401, PLC0415 - torch is heavy
+        from etude.trainer.model import fsdp  # noqa: PLC0415
+
+        if self._config.rank or self._config.world_size == 1:
+            return ""
+        self._rendezvous = fsdp.open_rendezvous(host)
+        return self._rendezvous.url
+
+    def load(self, rendezvous: str = "") -> None:
+        """Load the model; Ray would report an error of the constructor as a dead actor.
+
+        Args:
+            rendezvous: of several ranks.
+        """
         from etude.trainer.learner.learner import Learner  # noqa: PLC0415 - torch is heavy
 
         config = self._config
         folder = find_model_folder(config.model_folder, config.model_uri, config.storage)
-        self._config = replace(config, model_folder=folder)
+        self._config = replace(config, model_folder=folder, rendezvous=rendezvous)
         self._store = open_run_store(config.storage.uri, config.storage)
         self._learner = Learner(self._config)
 

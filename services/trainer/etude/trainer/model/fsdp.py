@@ -3,10 +3,12 @@
 import datetime
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -139,6 +141,27 @@ def mixed_precision(device: torch.device) -> MixedPrecisionPolicy:
     if not is_gpu(device):
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+class Rendezvous(NamedTuple):
+    """Address at which ranks meet, open in the process of rank 0."""
+
+    url: str
+    store: TCPStore
+    """Server at this address, and a client of it."""
+
+
+def open_rendezvous(host: str) -> Rendezvous:
+    """Open an address at which ranks meet, on a port that is free, and stays taken.
+
+    Only the process of rank 0 may: there, joining ranks at this address shares the server.
+
+    Args:
+        host: address of this host that all ranks can reach, IPv4 or IPv6.
+    """
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+    name = f"[{host}]" if ":" in host else host
+    return Rendezvous(f"tcp://{name}:{store.port}", store)
 
 
 def join_ranks(
