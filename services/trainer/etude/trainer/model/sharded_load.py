@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from etude.common.blobs import Store
 from etude.common.weights.tensors.safetensors import ITEM_BYTES
-from etude.trainer.model import checkpoint_layout
+from etude.trainer.model import checkpoint_layout, tensor_bits
 from etude.trainer.model.checkpoint_layout import CheckpointLayout
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.parameters import local_shard
@@ -25,19 +26,6 @@ from etude.trainer.model.shard_runs import runs_of_shard
 from etude.trainer.model.weight_files import ByteRange, StoredWeight, read_ranges
 
 log = logging.getLogger(__name__)
-
-_TORCH = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-"""Formats that can be read; those of quantised models need scales that this loader knows nothing
-of."""
 
 
 class ScatteredLayoutError(ValueError):
@@ -97,7 +85,7 @@ def plan_load(model: PreTrainedModel, weights: Mapping[str, StoredWeight]) -> Lo
         weight = weights.get(spec.name) or weights.get(renamed.get(sources[spec.name], ""))
         if weight is None or weight.tensor.shape != spec.shape:
             faulty.append(spec.name)
-        elif weight.tensor.dtype not in _TORCH:
+        elif weight.tensor.dtype not in tensor_bits.DTYPES:
             raise ValueError(f"tensor {spec.name} has format {weight.tensor.dtype}")
         else:
             found[spec.name] = weight
@@ -111,19 +99,22 @@ def plan_load(model: PreTrainedModel, weights: Mapping[str, StoredWeight]) -> Lo
 
 def allocate(module: nn.Module, ranks: RankGroup) -> None:
     """Give the tensors of a module memory, each shard its own; the content is arbitrary."""
-    names = {id(p): name for name, p in module.named_parameters()}
-    ties = [
-        (name, names[id(p)])
-        for name, p in module.named_parameters(remove_duplicate=False)
-        if names[id(p)] != name
-    ]
-    module.to_empty(device=ranks.weight_device)
-    if ranks.offload:
-        move_buffers(module, ranks.device)
-    own = dict(module.named_parameters(remove_duplicate=False))
-    for name, original in ties:
-        owner, _, attribute = name.rpartition(".")
-        setattr(module.get_submodule(owner), attribute, own[original])
+    # Not by to_empty(), which parts tied tensors and cannot exchange those without values.
+    allocated: dict[int, nn.Parameter] = {}
+    for each in module.modules():
+        for name, parameter in each.named_parameters(recurse=False):
+            if id(parameter) not in allocated:
+                memory = torch.empty_like(parameter, device=ranks.weight_device)
+                allocated[id(parameter)] = nn.Parameter(
+                    memory, requires_grad=parameter.requires_grad
+                )
+            setattr(each, name, allocated[id(parameter)])
+        for name, buffer in each.named_buffers(recurse=False):
+            setattr(each, name, torch.empty_like(buffer, device=ranks.device))
+    for each in module.modules():
+        if isinstance(each, FSDPModule):
+            # FSDP looks up the new shards.
+            each._apply(lambda tensor: tensor, recurse=False)  # type: ignore[no-untyped-call]
 
 
 def move_buffers(module: nn.Module, device: torch.device) -> None:
@@ -151,7 +142,7 @@ def fill(model: PreTrainedModel, plan: LoadPlan, store: Store) -> None:
     ranges = [_byte_range(each) for each in placed]
     for number, offset, data in read_ranges(store, ranges):
         each = placed[number]
-        dtype = _TORCH[each.weight.tensor.dtype]
+        dtype = tensor_bits.DTYPES[each.weight.tensor.dtype]
         values = torch.frombuffer(bytearray(data), dtype=dtype)
         place = each.place + offset // dtype.itemsize
         shards[each.source][0][place : place + values.numel()].copy_(values)

@@ -10,7 +10,19 @@ from etude.common.weights.tensors.words import Words
 Dtype = Literal["Float32", "BFloat16"]
 
 FLOATS = {"Float32": torch.float32, "BFloat16": torch.bfloat16}
-NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.uint8: "U8", torch.int64: "I64"}
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""By the names of safetensors; formats of quantised models need scales that are not known here."""
+NAMES = {DTYPES[name]: name for name in ("F32", "BF16", "U8", "I64")}
+"""Of the formats that live tensors have."""
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

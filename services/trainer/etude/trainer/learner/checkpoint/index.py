@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, Self
 
-import torch
 from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
 from torch import Tensor
 
@@ -14,10 +13,8 @@ from etude.common.errors import CorruptError
 from etude.common.weights.protocol import records
 from etude.common.weights.tensors import safetensors
 from etude.common.weights.tensors.safetensors import ITEM_BYTES, MAX_DIMS, MAX_NAME_CHARS
+from etude.trainer.model import tensor_bits
 from etude.trainer.model.shard_runs import Interval
-
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "U8": torch.uint8, "I64": torch.int64}
-"""Number formats of a state."""
 
 MAX_RANKS = 1 << 16
 
@@ -164,7 +161,7 @@ def check_fit(saved: SavedState, expected: Mapping[str, Tensor], *, where: str) 
         )
     for stream in saved.streams:
         for shard in stream.shards:
-            tensor, dtype = expected[shard.name], DTYPES[shard.dtype]
+            tensor, dtype = expected[shard.name], tensor_bits.DTYPES[shard.dtype]
             if shard.shape != tuple(tensor.shape) or dtype != tensor.dtype:
                 raise CorruptError(
                     f"{where}: tensor {shard.name!r} is {dtype}{list(shard.shape)},"

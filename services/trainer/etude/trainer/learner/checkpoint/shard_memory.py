@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from etude.common.weights.tensors.safetensors import ITEM_BYTES
-from etude.trainer.learner.checkpoint.index import DTYPES, StoredShard
+from etude.trainer.learner.checkpoint.index import StoredShard
 from etude.trainer.model import tensor_bits
 from etude.trainer.model.parameters import local_shard
 from etude.trainer.model.shard_runs import intervals_of_shard
@@ -48,7 +48,7 @@ class ShardMemory(NamedTuple):
     def view(self, shard: StoredShard) -> Tensor:
         """Elements of a shard, flat; shares the memory. [n]."""
         data = self.data[shard.offset : shard.offset + shard.num_bytes]
-        return data.view(DTYPES[shard.dtype])
+        return data.view(tensor_bits.DTYPES[shard.dtype])
 
     @torch.no_grad()
     def copy_from(self, tensors: Mapping[str, Tensor]) -> None:
