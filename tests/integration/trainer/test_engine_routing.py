@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from etude.agent.completions import Completion, FinishReason, find_inconsistency
 from etude.common.api.run.phases import RolloutPolicy
-from etude.common.errors import InvalidFieldError, UnavailableError
+from etude.common.errors import UnavailableError
 from etude.common.rpc import channels
 from etude.common.rpc.server import Server
 from etude.common.weights import VersionId
@@ -146,15 +146,6 @@ async def test_the_longest_prompt_that_a_run_allows_fits_into_a_message(
     await sampler().generate(prompt, max_tokens=1, temperature=1.0, seed=7)
     [request] = [request for engine in fleet.engines for request in engine.requests]
     assert len(request.prompt_token_ids) == most - 1
-
-
-async def test_a_prompt_that_no_message_takes_is_refused_before_an_engine_is_asked(
-    fleet: Fleet, sampler: Make
-) -> None:
-    prompt = [(1 << 21) - 1] * 1_400_000
-    with pytest.raises(InvalidFieldError, match=r"1400000 tokens .* lower rollout.maxTokens"):
-        await sampler().generate(prompt, max_tokens=1, temperature=1.0, seed=7)
-    assert not fleet.engines[0].requests + fleet.engines[1].requests
 
 
 async def test_an_engine_that_dies_costs_no_token_that_it_delivered(

@@ -10,8 +10,7 @@ from typing_extensions import override
 from etude.agent.completions import Completion
 from etude.agent.turns import Sampler
 from etude.common import telemetry
-from etude.common.errors import InvalidFieldError, UnavailableError
-from etude.common.rpc.channels import MAX_MESSAGE_BYTES
+from etude.common.errors import UnavailableError
 from etude.trainer.rollouts.completion_draft import CompletionCounts, CompletionDraft
 from etude.trainer.rollouts.outage import UNREACHABLE, Attempt, OutageBudget
 from etude.trainer.routing.router import CallInFlight, Router, RoutingKey
@@ -20,9 +19,6 @@ from etude.v1 import inference_pb2, inference_pb2_grpc
 
 MESSAGE_TOKENS = 64
 """Tokens of one message: an engine that dies takes at most so many with it, of each completion."""
-
-_SMALL_PROMPT = MAX_MESSAGE_BYTES // 8
-"""So many tokens fit into a message, whatever their ids."""
 
 GONE = UNREACHABLE | {grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED}
 """Codes of an engine that is away, refuses more load, or stops while it samples."""
@@ -75,11 +71,9 @@ class EngineSampler(Sampler):
         """Call one engine; what it sampled before it ended stays in the draft.
 
         Raises:
-            InvalidFieldError: the prompt does not fit into a message.
             UnavailableError: no engine made progress for the limit of the outage budget.
             AioRpcError: the engine refused the request.
         """
-        _check_size(request)
         key = self._next_key(len(request.prompt_token_ids))
         # An engine may still know the id of a call that broke.
         request.request_id = f"{self.rollout_id}/{key.call}"
@@ -151,20 +145,3 @@ class EngineSampler(Sampler):
         is_away = isinstance(error, grpc.aio.AioRpcError) and error.code() in GONE
         if is_away or (isinstance(error, UnavailableError) and not attempt.has_progress):
             self.router.note_failure(target)
-
-
-def _check_size(request: inference_pb2.GenerateRequest) -> None:
-    """Refuse a request that engines do not take.
-
-    They would answer as a busy engine does, and each would be asked again.
-
-    Raises:
-        InvalidFieldError: the prompt is too long.
-    """
-    if len(request.prompt_token_ids) > _SMALL_PROMPT and request.ByteSize() > MAX_MESSAGE_BYTES:
-        tokens, size = len(request.prompt_token_ids), request.ByteSize()
-        raise InvalidFieldError(
-            "prompt_token_ids",
-            f"{tokens} tokens make a message of {size} bytes, and engines take"
-            f" {MAX_MESSAGE_BYTES}: lower rollout.maxTokens",
-        )
