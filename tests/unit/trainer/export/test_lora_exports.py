@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from etude.common.api.run.lora import Lora
 from etude.common.api.storage import Storage
@@ -76,6 +76,24 @@ def test_weights_folder_and_adapter_give_the_same_log_probs(
     torch.testing.assert_close(logprobs(adapted.merge_and_unload()), trained, atol=1e-5, rtol=0)
     config = json.loads((folder / "adapter" / "adapter_config.json").read_bytes())
     assert (config["base_model_name_or_path"], config["revision"]) == ("Lab/Tiny", "v1")
+
+
+def test_an_adapter_of_a_longer_context_comes_with_its_positions(
+    build: Build, base: Path, store: Store, tmp_path: Path
+) -> None:
+    learner = build(dtype="Float32", model=base, lora=LORA)
+    learner.start_phase({**PHASE, "contextExtension": {"positions": 512}}, 0)
+    learner.supervised_step(texts(0))
+    learner.export_adapter("final/adapter")
+    folder = tmp_path / "run" / "final" / "adapter"
+    trained = logprobs(learner.policy.model)
+    config = AutoConfig.from_pretrained(folder)
+    assert config.max_position_embeddings == 512
+    longer = AutoModelForCausalLM.from_pretrained(base, config=config)
+    adapted = PeftModel.from_pretrained(longer, str(folder))
+    torch.testing.assert_close(logprobs(adapted), trained, atol=1e-5, rtol=0)
+    short = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(folder))
+    assert (logprobs(short) - trained).abs().max() > 1e-4
 
 
 def test_a_learner_of_all_weights_exports_no_adapter(build: Build, tmp_path: Path) -> None:

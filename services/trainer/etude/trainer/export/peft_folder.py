@@ -1,10 +1,12 @@
 """Export of adapters as a PEFT folder, which loads on top of the model that training began from."""
 
 import json
+from collections.abc import Mapping
 
 import torch
 
 from etude.common import hub_uri
+from etude.common.api.run.lora import Lora
 from etude.common.blobs import ObjectInfo, Store
 from etude.common.weights.tensors import safetensors
 from etude.common.weights.tensors.safetensors import Tensor
@@ -21,6 +23,9 @@ def write_peft_folder(
     store: Store, prefix: str, *, policy: Policy, ranks: RankGroup, base_uri: str
 ) -> list[ObjectInfo]:
     """Write the adapters of a policy below prefix, on rank 0: every rank has all of them.
+
+    The model that they change is loaded with config.json of this folder: a phase may have changed
+    its positions.
 
     Args:
         store: to write to.
@@ -45,7 +50,19 @@ def write_peft_folder(
         for layer, adapter in named_adapters(policy.adapters)
         for name, parameter in adapter.named_parameters()
     ]
-    config = {
+    files = {
+        "adapter_model.safetensors": safetensors.encode(tensors),
+        "adapter_config.json": _write_json(_describe_adapters(policy, settings, base_uri)),
+        "config.json": _write_json(policy.config.to_dict()),
+    }
+    for name, data in files.items():
+        store.put(f"{prefix}/{name}", data)
+    return [ObjectInfo(f"{prefix}/{name}", len(data)) for name, data in files.items()]
+
+
+def _describe_adapters(policy: Policy, settings: Lora, base_uri: str) -> dict[str, object]:
+    """PEFT's own configuration."""
+    config: dict[str, object] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_uri or None,
@@ -60,13 +77,11 @@ def write_peft_folder(
     if hub_uri.is_hub_uri(base_uri):
         source = hub_uri.parse_hub_uri(base_uri)
         config |= {"base_model_name_or_path": source.repository, "revision": source.revision}
-    files = {
-        "adapter_model.safetensors": safetensors.encode(tensors),
-        "adapter_config.json": (json.dumps(config, indent=2, sort_keys=True) + "\n").encode(),
-    }
-    for name, data in files.items():
-        store.put(f"{prefix}/{name}", data)
-    return [ObjectInfo(f"{prefix}/{name}", len(data)) for name, data in files.items()]
+    return config
+
+
+def _write_json(content: Mapping[str, object]) -> bytes:
+    return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
 
 
 def _target_modules(policy: Policy) -> list[str]:
