@@ -11,7 +11,12 @@ from torch.distributed.tensor.debug import CommDebugMode
 from etude.common.api.run.lora import Lora
 from etude.common.api.run.weights import Weights
 from etude.common.api.storage import Storage
-from etude.trainer.learner.batches import PolicyBatch, PolicySequence, SupervisedSequence
+from etude.trainer.learner.batches import (
+    PolicyBatch,
+    PolicySequence,
+    StepResult,
+    SupervisedSequence,
+)
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.learner import Learner
 
@@ -70,6 +75,14 @@ def count_collectives(learner: Learner) -> dict[str, int]:
     return found | {"modules": modules}
 
 
+def train_phases(learner: Learner) -> list[StepResult]:
+    learner.start_phase(SFT, 0)
+    # The last batch has one sequence: with two ranks, one of them has nothing to do.
+    results = [learner.supervised_step(texts(seed, 1 if seed == 2 else 7)) for seed in range(3)]
+    learner.start_phase(RL, 0)
+    return results + [learner.policy_step(rollouts(seed)) for seed in range(3)]
+
+
 def main(
     rank: int, world_size: int, folder: Path, replicas: int, context: int, lora_rank: int
 ) -> None:
@@ -91,11 +104,7 @@ def main(
             rendezvous=f"file://{folder}/meet-{name}",
         )
     )
-    learner.start_phase(SFT, 0)
-    # The last batch has one sequence: with two ranks, one of them has nothing to do.
-    results = [learner.supervised_step(texts(seed, 1 if seed == 2 else 7)) for seed in range(3)]
-    learner.start_phase(RL, 0)
-    results += [learner.policy_step(rollouts(seed)) for seed in range(3)]
+    results = train_phases(learner)
     # A pass without gradient leaves FSDP's root gathered, which must not be what is saved.
     learner.held_out_loss(texts(5, 3))
     learner.copy_state(f"checkpoint-{name}")

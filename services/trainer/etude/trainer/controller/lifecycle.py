@@ -87,26 +87,12 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
             plans=_plan_reporter(settings, resolved),
         )
         run = Run.assemble(
-            resolved,
-            opened,
-            services,
-            store=inputs.store,
-            holder=settings.pod,
-            chat=inputs.chat,
+            resolved, opened, services, store=inputs.store, holder=settings.pod, chat=inputs.chat
         )
         async with _run_servers(settings, run):
             _announce_start(run, opened)
-            forward = asyncio.create_task(_forward_stop(stop, run.commands), name="stop")
-            routing = asyncio.create_task(
-                RoutingBroadcast(services.engines, workers).run(), name="routing"
-            )
-            code = await _train(run, inputs, opened)
-            if code == 0:
-                await stop.wait()
-            else:
-                await asyncio.sleep(FINAL_REPORT_S)
-            forward.cancel()
-            routing.cancel()
+            routing = RoutingBroadcast(services.engines, workers)
+            code = await _train_until_stopped(stop, run, inputs, opened, routing)
             await workers.close()
         await run.plans.close()
         await run.publishing.engines.close()
@@ -255,6 +241,24 @@ def _announce_start(run: Run, opened: OpenedRun) -> None:
 async def _forward_stop(stop: asyncio.Event, commands: RunCommands) -> None:
     await stop.wait()
     commands.request_stop()
+
+
+async def _train_until_stopped(
+    stop: asyncio.Event, run: Run, inputs: Inputs, opened: OpenedRun, routing: RoutingBroadcast
+) -> int:
+    """Train the run, and leave its last report to be read; return the exit code."""
+    tasks = [
+        asyncio.create_task(_forward_stop(stop, run.commands), name="stop"),
+        asyncio.create_task(routing.run(), name="routing"),
+    ]
+    code = await _train(run, inputs, opened)
+    if code == 0:
+        await stop.wait()
+    else:
+        await asyncio.sleep(FINAL_REPORT_S)
+    for task in tasks:
+        task.cancel()
+    return code
 
 
 async def _train(run: Run, inputs: Inputs, opened: OpenedRun) -> int:
