@@ -59,11 +59,13 @@ def plan_over_measured(tokens: int, peak_bytes: Callable[[Callable[[], object]],
         policy = load_policy(folder, seed=0)
     checkpoint_blocks(policy.model, planned.checkpointing)
     alone = RankGroup(rank=0, size=1, device=torch.device("cpu"))
-    state = PhaseManager(policy, alone).begin(phase, 0, under_way=None)
+    manager = PhaseManager(policy, alone)
+    state = manager.begin(phase, 0, under_way=None)
     state.optimiser.reset_moments(updates=1)
     kept = [*policy.parameters(), *state.optimiser.moments().values()]
 
     def run() -> None:
+        manager.copy_state("checkpoint", state, is_published=False)
         rows = [build_row(tokens)] * 2
         packing = Packing(max_tokens=tokens, packed=True)
         backward_rows(policy, rows, imitation_loss, ranks=alone, packing=packing)

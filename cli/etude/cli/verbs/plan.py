@@ -51,10 +51,13 @@ def plan(
     """
     spec = _read_spec(file)
     total_gib = gpu_gib or _memory_gib(spec)
-    limit_gib = USABLE * total_gib
+    limit_gib, pod_limit_gib = USABLE * total_gib, _pod_limit_gib(spec)
     phases = _plan_phases(spec, model, limit_gib)
     for phase in phases:
-        phase |= {"limitGib": limit_gib, "fits": phase["peakGib"] <= limit_gib}
+        phase.update(limitGib=limit_gib, podLimitGib=pod_limit_gib)
+        for planned in (phase, *phase["changes"]):
+            fits_pod = pod_limit_gib is None or planned["podGib"] <= pod_limit_gib
+            planned["fits"] = fits_pod and planned["peakGib"] <= limit_gib
         if as_json:
             print_row(phase)
         else:
@@ -90,7 +93,13 @@ def _memory_gib(spec: "RLRunSpec") -> float:
         label = trainer.node_selector.get(GPU_MEMORY_LABEL, "")
         return int(label) / 1024 if label.isdecimal() and int(label) else DEFAULT_GPU_GIB
     own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return (trainer.memory_bytes or own) / trainer.learner_ranks / (1 << 30)
+    return (trainer.memory_bytes or own) / trainer.ranks_per_pod / (1 << 30)
+
+
+def _pod_limit_gib(spec: "RLRunSpec") -> float | None:
+    """Memory for tensors in a pod whose ranks have GPUs; None if it is not known."""
+    memory = spec.roles.trainer.memory_bytes if spec.roles.trainer.has_gpus else None
+    return None if memory is None else USABLE * memory / (1 << 30)
 
 
 def _plan_phases(spec: "RLRunSpec", model: str | None, limit_gib: float) -> list[dict[str, Any]]:
@@ -137,17 +146,29 @@ def _print_phase(phase: dict[str, Any], total_gib: float) -> None:
         table.add_row(name, f"{size:,.1f} GiB")
     table.add_row("peak", f"{phase['peakGib']:,.1f} GiB")
     print_whole(table)
-    verdict = "fits into" if phase["fits"] else "does not fit into"
-    console().print(
-        f"  {verdict} {phase['limitGib']:,.1f} GiB, {USABLE:.0%} of {total_gib:,.0f} GiB"
-    )
-    if phase["hostGib"]:
-        console().print(f"  beside it, on the host: {phase['hostGib']:,.1f} GiB a rank")
+    verdict = _describe_fit(phase["peakGib"], phase["limitGib"])
+    console().print(f"  {verdict}, {USABLE:.0%} of {total_gib:,.0f} GiB")
+    if phase["podGib"]:
+        _print_pod(phase)
     for change in phase["changes"]:
         saved = phase["peakGib"] - change["peakGib"]
-        fits = change["peakGib"] <= phase["limitGib"]
         console().print(
             f"  {change['change']}: {change['peakGib']:,.1f} GiB, {saved:,.1f} less"
-            f"{', fits' if fits else ''}",
+            f"{', fits' if change['fits'] else ''}",
             soft_wrap=True,
         )
+
+
+def _print_pod(phase: dict[str, Any]) -> None:
+    """The memory of the host that ranks of a pod need beside their GPUs."""
+    ranks, limit_gib = phase["ranksPerPod"], phase["podLimitGib"]
+    text = f"  beside it, {phase['podGib']:,.1f} GiB of the host for the {ranks} ranks of a pod"
+    if limit_gib is not None:
+        text += (
+            f": {_describe_fit(phase['podGib'], limit_gib)}, {USABLE:.0%} of roles.trainer.memory"
+        )
+    console().print(text, soft_wrap=True)
+
+
+def _describe_fit(needed_gib: float, limit_gib: float) -> str:
+    return f"{'fits' if needed_gib <= limit_gib else 'does not fit'} into {limit_gib:,.1f} GiB"

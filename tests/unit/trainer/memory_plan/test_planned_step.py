@@ -34,6 +34,7 @@ SFT = {
     "optimizer": {"learningRate": "1e-3"},
     "data": [{"name": "traces", "uri": "file:///traces.jsonl"}],
 }
+NARROW = {"learningRate": "1e-3", "moments": "BFloat16"}
 RL = {
     "name": "rl",
     "type": "ReinforcementLearning",
@@ -89,7 +90,8 @@ def measure_step(folder: Path, planned: PlannedStep) -> int:
     ranks = RankGroup(rank=0, size=1, device=torch.device("cpu"))
     policy = load_policy(folder, seed=0)
     checkpoint_blocks(policy.model, planned.checkpointing)
-    state = PhaseManager(policy, ranks).begin(planned.phase, 0, under_way=None)
+    manager = PhaseManager(policy, ranks)
+    state = manager.begin(planned.phase, 0, under_way=None)
     state.optimiser.reset_moments(updates=1)
     kept = [*policy.parameters(), *state.optimiser.moments().values()]
     objective: Objective = imitation_loss
@@ -99,6 +101,7 @@ def measure_step(folder: Path, planned: PlannedStep) -> int:
         objective = PolicyObjective(algorithm=state.algorithm, reference=scorer)
 
     def run() -> None:
+        manager.copy_state("checkpoint", state, is_published=False)
         rows = [build_row(planned.tokens)] * 2
         packing = Packing(max_tokens=planned.tokens, packed=planned.packed)
         backward_rows(policy, rows, objective, ranks=ranks, packing=packing)
@@ -113,7 +116,7 @@ def measure_step(folder: Path, planned: PlannedStep) -> int:
         step(),
         step(packed=True, checkpointing=Checkpointing.BLOCKS),
         step(RL, checkpointing=Checkpointing.SELECTIVE),
-        step(SFT | {"optimizer": {"learningRate": "1e-3", "moments": "BFloat16"}}),
+        step(SFT | {"optimizer": NARROW}),
     ],
     ids=["plain", "packed", "with-reference", "narrow-moments"],
 )
@@ -139,9 +142,10 @@ def test_shards_gradients_and_moments_are_fp32_and_divided_by_the_ranks(dense: P
         assert peak.by_kind[Kind.GRADIENTS] == share
 
 
-def test_adapters_alone_have_gradients_and_moments_on_one_rank(dense: Path) -> None:
-    peak = plan_step(dense, step(lora=Lora(rank=2)))
-    assert peak.by_kind[Kind.WEIGHTS] > weights_of(dense)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_adapters_alone_have_gradients_and_moments(ranks: int, dense: Path) -> None:
+    peak = plan_step(dense, step(lora=Lora(rank=2), shard=ranks))
+    assert peak.by_kind[Kind.WEIGHTS] > weights_of(dense) / ranks
     assert parts(peak, Kind.GRADIENTS, Kind.MOMENTS) < weights_of(dense) / 10
 
 
@@ -178,8 +182,25 @@ def test_offloaded_shards_leave_the_gpu(dense: Path) -> None:
     on_gpu, on_host = plan_step(dense, planned), plan_step(dense, replace(planned, offload=True))
     assert parts(on_host, Kind.WEIGHTS, Kind.GRADIENTS, Kind.MOMENTS) == 0
     assert on_host.num_bytes < on_gpu.num_bytes
-    # Weights, gradients and both moments.
-    assert on_host.num_elsewhere == pytest.approx(4 * weights_of(dense) / 2, rel=0.02)
+    # Weights, gradients and both moments, and the copy that a checkpoint is stored from.
+    assert on_host.num_elsewhere == pytest.approx(7 * weights_of(dense) / 2, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("phase", "copies"), [(RL, 4), (SFT | {"optimizer": NARROW}, 2)], ids=["reference", "narrow"]
+)
+def test_the_copy_of_a_checkpoint_is_on_the_host(
+    phase: dict[str, Any], copies: int, dense: Path
+) -> None:
+    peak = plan_step(dense, step(phase, shard=2, on_gpu=True, packed=True))
+    assert Kind.CHECKPOINT not in peak.by_kind
+    assert peak.num_elsewhere == pytest.approx(copies * weights_of(dense) / 2, rel=0.02)
+
+
+def test_the_copy_of_a_checkpoint_is_beside_a_step_on_a_cpu(dense: Path) -> None:
+    peak = plan_step(dense, step())
+    assert peak.by_kind[Kind.CHECKPOINT] == pytest.approx(3 * weights_of(dense), rel=0.02)
+    assert peak.num_elsewhere == 0
 
 
 def test_a_mixture_of_experts_is_planned_with_all_its_experts(tmp_path: Path) -> None:

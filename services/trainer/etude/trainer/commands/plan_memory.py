@@ -32,6 +32,7 @@ def main() -> None:
     # Torch comes once it is known what to plan.
     from etude.trainer.memory_plan.phases import plan_phases  # noqa: PLC0415
 
+    ranks_per_pod = spec.roles.trainer.ranks_per_pod
     try:
         for memory in plan_phases(spec, chosen.folder, limit_bytes=chosen.limit_gib * GIB):
             row: dict[str, JsonValue] = {
@@ -41,9 +42,14 @@ def main() -> None:
                 "replicate": memory.step.replicate,
                 "context": memory.step.context,
                 "device": "GPU" if memory.step.on_gpu else "CPU",
-                **_describe(memory.peak),
+                "ranksPerPod": ranks_per_pod,
+                **_describe(memory.peak, ranks_per_pod),
+                "parts": {kind.value: _gib(size) for kind, size in memory.peak.by_kind.items()},
                 "changes": [
-                    {"change": change.field, "peakGib": _gib(change.peak.num_bytes)}
+                    {
+                        "change": change.proposal.text,
+                        **_describe(change.peak, change.proposal.spec.roles.trainer.ranks_per_pod),
+                    }
                     for change in memory.changes
                 ],
             }
@@ -53,11 +59,10 @@ def main() -> None:
         raise SystemExit(4) from error
 
 
-def _describe(peak: Peak) -> Mapping[str, JsonValue]:
+def _describe(peak: Peak, ranks_per_pod: int) -> Mapping[str, JsonValue]:
     return {
         "peakGib": _gib(peak.num_bytes),
-        "hostGib": _gib(peak.num_elsewhere),
-        "parts": {kind.value: _gib(size) for kind, size in peak.by_kind.items()},
+        "podGib": _gib(peak.num_elsewhere * ranks_per_pod),
     }
 
 

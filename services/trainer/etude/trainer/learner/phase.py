@@ -183,7 +183,16 @@ class PhaseManager:
             is_published=is_published,
             lora=self._policy.lora,
         )
-        self._writer.copy_state(prefix, self._live_tensors(state), about.model_dump(mode="json"))
+        self._writer.copy_state(prefix, self.live_tensors(state), about.model_dump(mode="json"))
+
+    def live_tensors(self, state: PhaseState) -> dict[str, Tensor]:
+        """All tensors that training changes, sharded as they are, and a copy of the generator's."""
+        tensors: dict[str, Tensor] = {RNG: torch.get_rng_state()}
+        for kind, policy in (("model", self._policy), ("reference", state.reference)):
+            if policy is not None:
+                named = parameters_by_name(policy)
+                tensors |= {f"{kind}.{name}": p.detach() for name, p in named.items()}
+        return tensors | {f"adamw.{n}": t for n, t in state.optimiser.moments().items()}
 
     def write_copy(self, store: Store, prefix: str) -> list[CheckpointObject]:
         """Store the copied shards below prefix; it may run during a step.
@@ -240,7 +249,7 @@ class PhaseManager:
             copy_frozen(self._policy, self._ranks) if about.has_reference else None,
         )
         state.optimiser.reset_moments(updates=about.updates)
-        tensors = self._live_tensors(state)
+        tensors = self.live_tensors(state)
         index.check_fit(saved, tensors, where=where)
         memory = ShardMemory.allocate(tensors)
         reader.read_shards(store, saved, memory, where=where)
@@ -253,15 +262,6 @@ class PhaseManager:
 
     def _optimiser(self, phase: Phase) -> Optimiser:
         return Optimiser(self._policy, phase, steps=self._steps)
-
-    def _live_tensors(self, state: PhaseState) -> dict[str, Tensor]:
-        """All tensors that training changes, sharded as they are, and a copy of the generator's."""
-        tensors: dict[str, Tensor] = {RNG: torch.get_rng_state()}
-        for kind, policy in (("model", self._policy), ("reference", state.reference)):
-            if policy is not None:
-                named = parameters_by_name(policy)
-                tensors |= {f"{kind}.{name}": p.detach() for name, p in named.items()}
-        return tensors | {f"adamw.{n}": t for n, t in state.optimiser.moments().items()}
 
 
 def _algorithm(phase: Phase) -> AlgorithmSteps | None:

@@ -36,6 +36,8 @@ class Kind(StrEnum):
     """Complete parameters of a block, and the buffers of the collectives that carry them."""
     ACTIVATIONS = "activations"
     """Kept from the forward pass for the backward pass."""
+    CHECKPOINT = "checkpoint"
+    """Copy of this rank's shards and moments, from which a checkpoint is stored during steps."""
     TEMPORARIES = "temporaries"
     """All else: results inside a pass, recomputed activations, complete gradients of a block."""
 

@@ -1,6 +1,5 @@
 """Memory of a learner rank in each phase of a run, and the changes that would lower it."""
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,19 +10,19 @@ from transformers import PretrainedConfig
 from etude.common.api.run.phases import Phase, inherit_context
 from etude.common.api.run.roles import TrainerRole
 from etude.common.api.run.spec import DEFAULT_ROLLOUT, RLRunSpec
+from etude.common.errors import InvalidFieldError
 from etude.trainer.learner.sequence_packing import uses_packing
 from etude.trainer.memory_plan.allocations import Peak
+from etude.trainer.memory_plan.proposals import Proposal, propose_changes
 from etude.trainer.memory_plan.step import PlannedStep, plan_step
 from etude.trainer.model.activation_checkpointing import Checkpointing
-from etude.trainer.model.context_parallel import check_context
 from etude.trainer.model.policy import read_config
 
 
 class Change(NamedTuple):
     """A change of the manifest, and the memory of a rank with it."""
 
-    field: str
-    """The field with its value, as it is written."""
+    proposal: Proposal
     peak: Peak
 
 
@@ -51,15 +50,29 @@ def plan_phases(spec: RLRunSpec, folder: Path, *, limit_bytes: float) -> Iterato
         UnplannableModelError: its step cannot be run without values.
     """
     config = read_config(folder)
-    for phase in inherit_context(spec.phases):
+    for index, phase in enumerate(inherit_context(spec.phases)):
         step = describe_step(spec.roles.trainer, phase, config)
         peak = plan_step(folder, step)
-        changes = []
+        changes: list[Change] = []
         if peak.num_bytes > limit_bytes:
-            planned = (Change(text, plan_step(folder, each)) for text, each in _vary(step, config))
-            changes = [change for change in planned if change.peak.num_bytes < peak.num_bytes]
-        changes.sort(key=lambda change: change.peak.num_bytes)
-        yield PhaseMemory(phase.name, step, peak, tuple(changes))
+            for proposal in propose_changes(spec, index, longest=longest_sequence(phase, config)):
+                changed = _describe_change(proposal, index, config)
+                if changed is not None:
+                    changes.append(Change(proposal, plan_step(folder, changed)))
+        lower = [change for change in changes if change.peak.num_bytes < peak.num_bytes]
+        lower.sort(key=lambda change: change.peak.num_bytes)
+        yield PhaseMemory(phase.name, step, peak, tuple(lower))
+
+
+def _describe_change(
+    proposal: Proposal, index: int, config: PretrainedConfig
+) -> PlannedStep | None:
+    """The step of a changed run; None if the model does not allow it."""
+    phase = inherit_context(proposal.spec.phases)[index]
+    try:
+        return describe_step(proposal.spec.roles.trainer, phase, config)
+    except InvalidFieldError:
+        return None
 
 
 def describe_step(trainer: TrainerRole, phase: Phase, config: PretrainedConfig) -> PlannedStep:
@@ -100,54 +113,3 @@ def longest_sequence(phase: Phase, config: PretrainedConfig) -> int:
         else extension.positions
     )
     return phase.sequence_tokens or min(context, phase.batch_tokens)
-
-
-def _vary(step: PlannedStep, config: PretrainedConfig) -> Iterator[tuple[str, PlannedStep]]:
-    """Steps with one field changed."""
-    phase = step.phase
-    if step.checkpointing != Checkpointing.BLOCKS:
-        yield (
-            "roles.trainer.activationCheckpointing: Blocks",
-            dataclasses.replace(step, checkpointing=Checkpointing.BLOCKS),
-        )
-    if phase.optimizer.moments == "Float32":
-        optimizer = phase.optimizer.model_copy(update={"moments": "BFloat16"})
-        yield (
-            f"phases[{phase.name}].optimizer.moments: BFloat16",
-            dataclasses.replace(step, phase=phase.model_copy(update={"optimizer": optimizer})),
-        )
-    longest = longest_sequence(phase, config)
-    if 0 < longest < step.tokens:
-        yield (
-            f"roles.trainer.microBatchTokens: {longest}",
-            dataclasses.replace(step, tokens=longest),
-        )
-    is_sharded = step.on_gpu and step.shard * step.replicate > 1
-    if is_sharded and not step.offload and step.lora is None:
-        yield "roles.trainer.cpuOffload: true", dataclasses.replace(step, offload=True)
-    if step.replicate > 1:
-        ranks = step.shard * step.replicate
-        yield (
-            f"roles.trainer.mesh: {{shard: {ranks // step.context}, context: {step.context}}}",
-            dataclasses.replace(step, shard=ranks, replicate=1),
-        )
-    context = 2 * step.context
-    if step.packed and step.shard % context == 0 and _can_share_rows(config, context):
-        yield (
-            f"roles.trainer.mesh: {{shard: {step.shard // context}, replicate: {step.replicate},"
-            f" context: {context}}}",
-            dataclasses.replace(step, context=context, tokens=-(-step.tokens // context) * context),
-        )
-    ranks = 2 * step.shard * step.replicate
-    yield (
-        f"roles.trainer.learnerRanks: {ranks}",
-        dataclasses.replace(step, shard=2 * step.shard),
-    )
-
-
-def _can_share_rows(config: PretrainedConfig, context: int) -> bool:
-    try:
-        check_context(config, context)
-    except ValueError:
-        return False
-    return True

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed._tools.fake_collectives  # noqa: F401 - collectives without values
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -21,6 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from etude.common.api.run.lora import Lora
 from etude.common.api.run.phases import Phase
 from etude.common.errors import Problem, UserError
+from etude.trainer.learner.checkpoint.shard_memory import ShardMemory
 from etude.trainer.learner.gradients import backward_rows, reference_scorer
 from etude.trainer.learner.objective import Objective, PolicyObjective, imitation_loss
 from etude.trainer.learner.phase import PhaseManager, PhaseState
@@ -39,7 +40,7 @@ from etude.trainer.model.sharded_load import allocate, build_blank_model
 _MICROBATCHES = 2
 """The backward pass of the second one finds the gradients of the first in memory."""
 
-OFFLOADED = (Kind.WEIGHTS, Kind.GRADIENTS, Kind.MOMENTS)
+_OFFLOADED = (Kind.WEIGHTS, Kind.GRADIENTS, Kind.MOMENTS)
 """Kinds that are in the host's memory with CPU offload."""
 
 
@@ -65,6 +66,14 @@ class PlannedStep:
     """Adapters that are trained instead of the weights."""
     offload: bool = False
     """True if weights, gradients and moments are in the host's memory."""
+
+    @property
+    def kinds_on_host(self) -> tuple[Kind, ...]:
+        """Kinds that are in the host's memory and not in a GPU's."""
+        if not self.on_gpu:
+            return ()
+        # One block at a time of those that are offloaded is copied to the GPU.
+        return (Kind.CHECKPOINT, *(_OFFLOADED if self.offload else ()))
 
 
 class UnplannableModelError(UserError):
@@ -107,10 +116,7 @@ def plan_step(folder: Path, step: PlannedStep) -> Peak:
         model = build_blank_model(config).eval()
         policy = Policy(model, transform, ranks.context, step.lora)
         ranks.shard(policy)
-        if ranks.mesh is None:
-            _allocate_whole(policy)
-        else:
-            allocate(policy, ranks)
+        allocate(policy, ranks)
         checkpoint_blocks(policy.model, step.checkpointing)
         try:
             return _run_step(policy, ranks, step)
@@ -123,10 +129,13 @@ def plan_step(folder: Path, step: PlannedStep) -> Peak:
 
 
 def _run_step(policy: Policy, ranks: RankGroup, step: PlannedStep) -> Peak:
-    state = PhaseManager(policy, ranks).begin(step.phase, 0, under_way=None)
+    manager = PhaseManager(policy, ranks)
+    state = manager.begin(step.phase, 0, under_way=None)
     # As after the first step: those of a new optimiser come with its first update.
     state.optimiser.reset_moments(updates=1)
     with Allocations() as allocations:
+        copied = ShardMemory.allocate(manager.live_tensors(state))
+        allocations.assign(Kind.CHECKPOINT, [copied.data])
         for module in (policy, state.reference):
             if module is not None:
                 allocations.assign(Kind.WEIGHTS, module.parameters())
@@ -144,8 +153,7 @@ def _run_step(policy: Policy, ranks: RankGroup, step: PlannedStep) -> Peak:
         state.optimiser.apply_gradient(norm=float("inf"), rate=state.optimiser.rate_at(0))
         gradients = [p.grad for p in policy.parameters() if p.grad is not None]
         allocations.assign(Kind.GRADIENTS, gradients)
-    # The host has kinds that are offloaded; one block of them at a time is copied to the GPU.
-    return allocations.peak(without=OFFLOADED if step.offload else ())
+    return allocations.peak(without=step.kinds_on_host)
 
 
 def _build_objective(state: PhaseState) -> Objective:
@@ -177,21 +185,6 @@ def build_row(tokens: int) -> TrainingRow:
         sampler_logprobs=values,
         is_current=np.zeros(places.size, dtype=np.bool_),
     )
-
-
-def _allocate_whole(policy: Policy) -> None:
-    """Give a model that is not sharded memory; torch cannot exchange tensors without values."""
-    allocated: dict[int, nn.Parameter] = {}
-    for module in policy.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) not in allocated:
-                memory = torch.empty_like(parameter, device="cpu")
-                allocated[id(parameter)] = nn.Parameter(
-                    memory, requires_grad=parameter.requires_grad
-                )
-            setattr(module, name, allocated[id(parameter)])
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, torch.empty_like(buffer, device="cpu"))
 
 
 @contextmanager

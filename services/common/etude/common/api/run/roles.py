@@ -173,6 +173,11 @@ class TrainerRole(RoleSpec):
     """Keep weights, gradients and moments in the host's memory, and update them there: GPUs have
     room for longer passes, and steps take longer."""
 
+    @property
+    def ranks_per_pod(self) -> int:
+        """Learner ranks that share the memory of a pod."""
+        return self.gpus_per_replica or self.learner_ranks
+
 
 class EngineScaling(Model):
     """Scaling of the number of engines by the time of steps."""
