@@ -16,6 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from learner_bench import collectives, planned, rank_gradients
 from learner_bench.figures import merge_figures
 from learner_bench.random_model import HIDDEN, VOCABULARY, batch, build, gradient

@@ -1,19 +1,12 @@
-"""Collectives of a supervised step of two learner ranks over gloo, digest and figures included.
+"""Collectives of a supervised step of two learner ranks over gloo, digest and figures included."""
 
-python bench/learner_bench/collectives.py FOLDER RANK
-"""
-
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import torch
 from tests.support.trainer.collective_bytes import CollectiveBytes
+from tests.support.trainer.rank_processes import run_ranks
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.debug import CommDebugMode
 from transformers import LlamaConfig
@@ -35,11 +28,7 @@ PHASE: dict[str, object] = {
 
 
 def count_collectives() -> dict[str, float]:
-    """Gathers of a step that are not FSDP's, and bytes of all collectives over those of FSDP.
-
-    Raises:
-        RuntimeError: a rank failed.
-    """
+    """Gathers of a step that are not FSDP's, and bytes of all collectives over those of FSDP."""
     with TemporaryDirectory() as name:
         LlamaConfig(
             vocab_size=4_096,
@@ -51,23 +40,12 @@ def count_collectives() -> dict[str, float]:
             max_position_embeddings=1_024,
             tie_word_embeddings=False,
         ).save_pretrained(name)
-        children = [
-            subprocess.Popen(
-                [sys.executable, __file__, name, str(rank)],
-                stdout=subprocess.PIPE,
-                text=True,
-                env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-            )
-            for rank in range(RANKS)
-        ]
-        outputs = [child.communicate()[0] for child in children]
-    if any(child.returncode for child in children):
-        raise RuntimeError("a rank failed")
-    found: dict[str, float] = json.loads(outputs[0].splitlines()[-1])
-    return found
+        found: dict[str, float] = run_ranks(run_step, Path(name), size=RANKS)
+        return found
 
 
-def _run_rank(folder: Path, rank: int) -> dict[str, float]:
+def run_step(rank: int, folder: Path) -> dict[str, float]:
+    """Count the collectives of the second step on one of the ranks."""
     learner = Learner(
         LearnerConfig(
             run="bench",
@@ -118,8 +96,3 @@ def _expected(learner: Learner) -> tuple[tuple[int, int], int]:
         gathered += directions * size
         scattered += size
     return (calls, gathered), scattered
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    sys.stdout.write(json.dumps(_run_rank(Path(sys.argv[1]), int(sys.argv[2]))) + "\n")

@@ -1,20 +1,15 @@
 """Gradients of four ranks over gloo against those of one rank.
 
-python bench/learner_bench/rank_gradients.py FOLDER RANK TOKENS
-
 Two copies of the weights, each over two ranks; and two groups of two ranks that share their rows'
 tokens. The model has 8 heads, since two ranks cannot share SmolLM2-135M's 9.
 """
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
+from tests.support.trainer.rank_processes import run_ranks
 
 from etude.trainer.learner.gradients import accumulate_gradients
 from etude.trainer.learner.objective import imitation_loss
@@ -31,30 +26,13 @@ FORMS = {"grad_diff_hsdp": {"replicas": 2}, "grad_diff_cp": {"context": 2}}
 
 
 def compare_ranks(layers: int, tokens: int) -> dict[str, float]:
-    """Largest difference of any gradient from that of one rank, for both forms.
-
-    Raises:
-        RuntimeError: a rank failed.
-    """
+    """Largest difference of any gradient from that of one rank, for both forms."""
     with TemporaryDirectory() as name:
         policy = build(Path(name), layers, heads=HEADS, key_heads=KEY_HEADS)
         np.save(Path(name, PLAIN), gradient(policy, batch(tokens), packed=False).numpy())
         del policy
-        command = [sys.executable, __file__, name]
-        children = [
-            subprocess.Popen(
-                [*command, str(rank), str(tokens)],
-                stdout=subprocess.PIPE,
-                text=True,
-                env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
-            )
-            for rank in range(RANKS)
-        ]
-        outputs = [child.communicate()[0] for child in children]
-    if any(child.returncode for child in children):
-        raise RuntimeError("a rank failed")
-    differences: dict[str, float] = json.loads(outputs[0].splitlines()[-1])
-    return differences
+        differences: dict[str, float] = run_ranks(measure_forms, Path(name), tokens, size=RANKS)
+        return differences
 
 
 def _largest_difference(folder: Path, ranks: RankGroup, tokens: int) -> float:
@@ -75,16 +53,11 @@ def _largest_difference(folder: Path, ranks: RankGroup, tokens: int) -> float:
     return largest
 
 
-def _run_rank(folder: Path, rank: int, tokens: int) -> dict[str, float]:
+def measure_forms(rank: int, folder: Path, tokens: int) -> dict[str, float]:
+    """Largest difference of each form, on one of the ranks."""
     differences = {}
     for name, axes in FORMS.items():
         ranks = join_ranks(rank=rank, size=RANKS, rendezvous=f"file://{folder}/{name}", **axes)
         differences[name] = _largest_difference(folder, ranks, tokens)
         leave_ranks(ranks)
     return differences
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    rank_differences = _run_rank(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
-    sys.stdout.write(json.dumps(rank_differences) + "\n")

@@ -1,14 +1,12 @@
 """Ranks that share the tokens of a row compute the step of one rank."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.support.trainer.context_ranks import CASES, LAYERS, RANKS, compare_all
+from tests.support.trainer.rank_processes import run_ranks
 from transformers import LlamaConfig, Phi3Config, PretrainedConfig
 
 from etude.common.api.storage import Storage
@@ -17,25 +15,12 @@ from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.sequence_packing import build_packing
 from etude.trainer.model.sharded_load import build_blank_model
 
-PROGRAM = Path(__file__).with_name("context_ranks.py")
-LAYERS = 2
-CASES = ["two of four ranks", "repeated key heads", "windows and caps", "experts"]
-
 
 @pytest.fixture(scope="module")
 def comparisons(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The comparisons of one program: starting it is most of its time."""
     folder = tmp_path_factory.mktemp("ranks")
-    found = subprocess.run(
-        [sys.executable, str(PROGRAM), str(folder)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    loaded: dict[str, dict[str, Any]] = json.loads(found.stdout.splitlines()[-1])
-    return loaded
+    found: dict[str, dict[str, Any]] = run_ranks(compare_all, folder, size=RANKS)
+    return found
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,29 +1,16 @@
 """Steps of two ranks: what their collectives carry, and shards in the host's memory."""
 
-import json
-import os
-import subprocess
-import sys
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tests.support.trainer.collective_bytes import CollectiveBytes
+from tests.support.trainer.rank_processes import run_ranks
+from torch.distributed.fsdp import FSDPModule
 from transformers import LlamaConfig
 
-ROOT = Path(__file__).parents[4]
-PHASE = {
-    "name": "sft",
-    "type": "SupervisedFineTuning",
-    "maxSteps": 2,
-    "optimizer": {"learningRate": "1e-2", "gradientClip": "0.01"},
-    "data": [{"name": "traces", "uri": "file:///traces.jsonl"}],
-}
-RANK = """
-import dataclasses, json, sys
-from pathlib import Path
-import numpy as np
-from torch.distributed.fsdp import FSDPModule
-from tests.support.trainer.collective_bytes import CollectiveBytes
 from etude.common.api.run.phases import Phase
 from etude.trainer.learner.gradients import accumulate_gradients
 from etude.trainer.learner.objective import imitation_loss
@@ -31,46 +18,60 @@ from etude.trainer.learner.phase import PhaseManager
 from etude.trainer.learner.rows import TrainingRow
 from etude.trainer.learner.sequence_packing import Packing
 from etude.trainer.model import fsdp
+from etude.trainer.model.fsdp import RankGroup
+from etude.trainer.model.parameters import gather_full
 from etude.trainer.model.policy import load_policy
 
-folder, phase = Path(sys.argv[1]), Phase.model_validate_json(sys.argv[2])
-joined = fsdp.join_ranks(rank=int(sys.argv[3]), size=2, rendezvous=f"file://{folder}/meet")
-rows = [
-    TrainingRow(
-        token_ids=np.arange(length, dtype=np.int32),
-        places=np.arange(1, length),
-        weights=np.full(length - 1, 1 / 44, np.float32),
-    )
-    for length in (12, 20, 9, 7)
-]
-report = {}
-for offload in (False, True):
-    ranks = dataclasses.replace(joined, offload=offload)
-    policy = load_policy(folder, seed=1, ranks=ranks)
-    state = PhaseManager(policy, ranks).begin(phase, 0, under_way=None)
-    for step in range(2):
-        with CollectiveBytes() as traffic:
-            loss = accumulate_gradients(
-                policy, rows, imitation_loss, ranks=ranks, packing=Packing(max_tokens=21)
-            )
-            state.optimiser.apply(step=step, loss=loss)
-    units = [
-        [p.offload_to_cpu for p in m._get_fsdp_state()._fsdp_param_group.fsdp_params]
-        for m in policy.modules()
-        if isinstance(m, FSDPModule)
-    ]
-    report["offloaded" if offload else "plain"] = {
-        "loss": loss,
-        "weights": {n: p.full_tensor().tolist() for n, p in policy.named_parameters()},
-        "calls": traffic.calls,
-        "bytes": traffic.bytes,
-        "units": units,
-    }
-if joined.is_first:
-    print(json.dumps(report))
-fsdp.leave_ranks(joined)
-"""
+PHASE = {
+    "name": "sft",
+    "type": "SupervisedFineTuning",
+    "maxSteps": 2,
+    "optimizer": {"learningRate": "1e-2", "gradientClip": "0.01"},
+    "data": [{"name": "traces", "uri": "file:///traces.jsonl"}],
+}
 LAYERS, HIDDEN, VOCABULARY = 2, 32, 64
+
+
+def run_steps(rank: int, folder: Path) -> dict[str, Any]:
+    """Two steps with plain and with offloaded shards."""
+    ranks = fsdp.join_ranks(rank=rank, size=2, rendezvous=f"file://{folder}/meet")
+    plain = describe_steps(ranks, folder)
+    offloaded = describe_steps(dataclasses.replace(ranks, offload=True), folder)
+    fsdp.leave_ranks(ranks)
+    return {"plain": plain, "offloaded": offloaded}
+
+
+def describe_steps(ranks: RankGroup, folder: Path) -> dict[str, Any]:
+    rows = [
+        TrainingRow(
+            token_ids=np.arange(length, dtype=np.int32),
+            places=np.arange(1, length),
+            weights=np.full(length - 1, 1 / 44, np.float32),
+        )
+        for length in (12, 20, 9, 7)
+    ]
+    policy = load_policy(folder, seed=1, ranks=ranks)
+    state = PhaseManager(policy, ranks).begin(Phase.model_validate(PHASE), 0, under_way=None)
+    losses, traffic = [], CollectiveBytes()
+    for step in range(2):
+        traffic = CollectiveBytes()
+        with traffic:
+            packing = Packing(max_tokens=21)
+            loss = accumulate_gradients(policy, rows, imitation_loss, ranks=ranks, packing=packing)
+            state.optimiser.apply(step=step, loss=loss)
+        losses.append(loss)
+    return {
+        "losses": losses,
+        "weights": {n: gather_full(p).tolist() for n, p in policy.named_parameters()},
+        "calls": dict(traffic.calls),
+        "bytes": dict(traffic.bytes),
+        "units": [
+            [parameter.offload_to_cpu for parameter in group.fsdp_params]
+            for module in policy.modules()
+            if isinstance(module, FSDPModule)
+            and (group := module._get_fsdp_state()._fsdp_param_group) is not None
+        ],
+    }
 
 
 @pytest.fixture(scope="module")
@@ -87,18 +88,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         max_position_embeddings=64,
         tie_word_embeddings=False,
     ).save_pretrained(folder)
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(folder), json.dumps(PHASE), str(rank)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        )
-        for rank in range(2)
-    ]
-    outputs = [child.communicate(timeout=500)[0] for child in children]
-    assert [child.returncode for child in children] == [0, 0]
-    found: dict[str, Any] = json.loads(outputs[0].splitlines()[-1])
+    found: dict[str, Any] = run_ranks(run_steps, folder, size=2)
     return found
 
 
@@ -106,7 +96,7 @@ def test_a_step_of_offloaded_shards_gives_the_same_bits(report: dict[str, Any]) 
     plain, offloaded = report["plain"], report["offloaded"]
     assert {each for unit in plain["units"] for each in unit} == {False}
     assert {each for unit in offloaded["units"] for each in unit} == {True}
-    assert offloaded["loss"] == plain["loss"]
+    assert offloaded["losses"] == plain["losses"]
     assert offloaded["weights"] == plain["weights"]
 
 

@@ -1,13 +1,5 @@
-"""Four ranks that compare steps of shared rows with the step of one rank.
+"""Four ranks that compare steps of shared rows with the step of one rank."""
 
-python context_ranks.py FOLDER
-
-The ranks are forks of a process that has imported torch, which is most of the work.
-"""
-
-import json
-import multiprocessing
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,27 +145,12 @@ def compare(folder: Path, ranks: RankGroup, config: PretrainedConfig, size: int)
     }
 
 
-def run_rank(rank: int, folder: Path) -> None:
+def compare_all(rank: int, folder: Path) -> dict[str, dict[str, Any]]:
+    """The comparisons of all cases, on one of RANKS ranks."""
     ranks = join_ranks(rank=rank, size=RANKS, rendezvous=f"file://{folder}/meet")
     found = {
         name: compare(folder / f"{name}-{rank}", ranks, config, size)
         for name, (config, size) in CASES.items()
     }
     leave_ranks(ranks)
-    if rank == 0:
-        sys.stdout.write(json.dumps(found))
-
-
-def main(folder: Path) -> None:
-    torch.set_num_threads(1)
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=run_rank, args=(rank, folder)) for rank in range(RANKS)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    sys.exit(max(abs(rank.exitcode or 0) for rank in ranks))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    return found
