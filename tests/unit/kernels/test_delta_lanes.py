@@ -96,6 +96,8 @@ BODIES = {
     "overwrite": visiting("*u32", LANES=2, BITS=32, WRITE=True),
     "digest": Body(digest_triton, "_scan", DIGESTED, {"LANES": 1, "BLOCK": 1024, "BLOCKS": 32}, 4),
 }
+QUICK = {("mark", 100), ("compact", 90), ("resolve", 90), ("digest", 100)}
+"""One compilation of each body; `make test-long` has the other forms and GPUs."""
 WIDE = ("mark", "cast", "digest")
 """Bodies that read whole tensors."""
 
@@ -116,8 +118,16 @@ def compiled(body: Body, *, capability: int) -> bytes:
     return code
 
 
-@pytest.mark.parametrize("capability", [90, 100])
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize(
+    ("body", "capability"),
+    [
+        pytest.param(
+            body, capability, marks=() if (body, capability) in QUICK else pytest.mark.long
+        )
+        for body in BODIES
+        for capability in (90, 100)
+    ],
+)
 def test_a_body_compiles_without_spills_and_reads_wide(
     body: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
