@@ -57,7 +57,13 @@ def measure_forms(rank: int, folder: Path, tokens: int) -> dict[str, float]:
     """Largest difference of each form, on one of the ranks."""
     differences = {}
     for name, axes in FORMS.items():
-        ranks = join_ranks(rank=rank, size=RANKS, rendezvous=f"file://{folder}/{name}", **axes)
+        ranks = join_ranks(
+            rank=rank,
+            size=RANKS,
+            rendezvous=f"file://{folder}/{name}",
+            replicas=axes.get("replicas", 1),
+            context=axes.get("context", 1),
+        )
         differences[name] = _largest_difference(folder, ranks, tokens)
         leave_ranks(ranks)
     return differences

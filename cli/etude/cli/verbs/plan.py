@@ -160,7 +160,7 @@ def _print_phase(phase: dict[str, Any], total_gib: float) -> None:
 
 
 def _print_pod(phase: dict[str, Any]) -> None:
-    """The memory of the host that ranks of a pod need beside their GPUs."""
+    """Print the memory of the host that the ranks of a pod need."""
     ranks, limit_gib = phase["ranksPerPod"], phase["podLimitGib"]
     text = f"  beside it, {phase['podGib']:,.1f} GiB of the host for the {ranks} ranks of a pod"
     if limit_gib is not None:
