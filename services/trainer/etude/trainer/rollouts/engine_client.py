@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 import grpc
 from typing_extensions import override
 
+from etude.agent.completion_draft import CompletionDraft
 from etude.agent.completions import Completion
 from etude.agent.turns import Sampler
 from etude.common import telemetry
 from etude.common.errors import UnavailableError
-from etude.trainer.rollouts.completion_draft import CompletionCounts, CompletionDraft
+from etude.trainer.rollouts.completion_counts import CompletionCounts
 from etude.trainer.rollouts.outage import UNREACHABLE, Attempt, OutageBudget
 from etude.trainer.routing.router import CallInFlight, Router, RoutingKey
 from etude.trainer.routing.table import Purpose
+from etude.trainer.seeding import derive_seed
 from etude.v1 import inference_pb2, inference_pb2_grpc
 
 MESSAGE_TOKENS = 64
@@ -55,7 +57,7 @@ class EngineSampler(Sampler):
                     max_tokens=draft.num_left,
                     temperature=temperature,
                     stop_token_ids=sorted(self.end_ids),
-                    seed=draft.call_seed(seed),
+                    seed=_call_seed(seed, draft),
                 ),
                 message_tokens=MESSAGE_TOKENS,
             )
@@ -145,3 +147,13 @@ class EngineSampler(Sampler):
         is_away = isinstance(error, grpc.aio.AioRpcError) and error.code() in GONE
         if is_away or (isinstance(error, UnavailableError) and not attempt.has_progress):
             self.router.note_failure(target)
+
+
+def _call_seed(seed: int | None, draft: CompletionDraft) -> int | None:
+    """Seed of the next call: the completion's own until tokens are kept, then one derived.
+
+    With its own seed again, a continuation would repeat the random numbers of its beginning.
+    """
+    if seed is None or not draft.num_kept:
+        return seed
+    return derive_seed(seed, "continued", draft.num_kept)

@@ -18,7 +18,7 @@ from etude.agent.trajectory import RolloutEnding, Trajectory
 from etude.agent.turns import PlatformFaultError, RolloutLimits, RolloutTask, run_rollout
 from etude.common.errors import EtudeError, UnavailableError
 from etude.trainer.rollouts.client_pool import ClientPool
-from etude.trainer.rollouts.completion_draft import CompletionCounts
+from etude.trainer.rollouts.completion_counts import CompletionCounts
 from etude.trainer.rollouts.engine_client import EngineSampler
 from etude.trainer.rollouts.environments import GroupEnvironments, RolloutEnvironments
 from etude.trainer.rollouts.failover import FailoverCounts, FailoverEnvironment

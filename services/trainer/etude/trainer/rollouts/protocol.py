@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from etude.common.api.run.phases import RolloutPolicy
 from etude.common.api.storage import Storage
 from etude.common.errors import UnavailableError
-from etude.trainer.rollouts.completion_draft import CompletionCounts
+from etude.trainer.rollouts.completion_counts import CompletionCounts
 from etude.trainer.routing.table import Purpose, RoutingTable
 from etude.v1 import environments_pb2
 

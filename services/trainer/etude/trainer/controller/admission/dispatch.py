@@ -18,7 +18,7 @@ from etude.trainer.controller.journal.record_parts import PreparedRecord, prepar
 from etude.trainer.controller.progress import RunProgress
 from etude.trainer.controller.publishing.engines import Engines
 from etude.trainer.controller.reporting.reporter import RunReporter
-from etude.trainer.rollouts.completion_draft import CompletionCounts
+from etude.trainer.rollouts.completion_counts import CompletionCounts
 from etude.trainer.rollouts.protocol import (
     GroupRequest,
     GroupResult,

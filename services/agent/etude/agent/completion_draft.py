@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from etude.agent.completions import Completion, FinishReason
 from etude.agent.trajectory import PolicySpan
 from etude.common.weights import VersionId
-from etude.trainer.seeding import derive_seed
 from etude.v1 import inference_pb2, weights_pb2
 
 _FINISHED = {
@@ -61,14 +60,10 @@ class CompletionDraft:
         self.num_calls += len(self.token_ids) > self._offset
         self._offset, self._span_offset = len(self.token_ids), len(self.spans)
 
-    def call_seed(self, seed: int | None) -> int | None:
-        """Seed of the next call: the completion's own until tokens are kept, then one derived.
-
-        With its own seed again, a continuation would repeat the random numbers of its beginning.
-        """
-        if seed is None or not self._offset:
-            return seed
-        return derive_seed(seed, "continued", self._offset)
+    @property
+    def num_kept(self) -> int:
+        """Tokens that calls before the present one sampled."""
+        return self._offset
 
     def completion(self) -> Completion:
         """The finished completion.
@@ -99,39 +94,3 @@ def _read_span(span: weights_pb2.PolicySpan, offset: int) -> PolicySpan:
         VersionId.from_proto(span.context),
         span.replica,
     )
-
-
-@dataclass(slots=True)
-class CompletionCounts:
-    """Numbers and lengths of completions, and of those that an engine's end interrupted."""
-
-    completions: int = 0
-    tokens: int = 0
-    interrupted: int = 0
-    interrupted_tokens: int = 0
-
-    def add(self, num_tokens: int, *, is_interrupted: bool) -> None:
-        """Count one completion."""
-        self.completions += 1
-        self.tokens += num_tokens
-        if is_interrupted:
-            self.interrupted += 1
-            self.interrupted_tokens += num_tokens
-
-    def merge(self, other: "CompletionCounts") -> None:
-        """Add the counts of another worker or group."""
-        self.completions += other.completions
-        self.tokens += other.tokens
-        self.interrupted += other.interrupted
-        self.interrupted_tokens += other.interrupted_tokens
-
-    @property
-    def lost_work_length_ratio(self) -> float:
-        """Mean length of interrupted completions over the mean length of all; 0 without any.
-
-        Long completions meet more interruptions, so it is above 1 wherever there are some. If
-        interruptions lost tokens, it would say by how much longer than usual the lost work is.
-        """
-        if not self.interrupted or not self.tokens:
-            return 0.0
-        return (self.interrupted_tokens / self.interrupted) / (self.tokens / self.completions)

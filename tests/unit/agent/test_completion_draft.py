@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etude.agent.completion_draft import CompletionDraft
 from etude.agent.completions import FinishReason, find_inconsistency
-from etude.trainer.rollouts.completion_draft import CompletionCounts, CompletionDraft
 from etude.v1.inference_pb2 import GenerateResponse
 from etude.v1.weights_pb2 import PolicySpan, PolicyVersion
 
@@ -62,14 +62,12 @@ def test_a_broken_call_that_had_sampled_everything_is_finished() -> None:
         assert draft.completion().finish is finish
 
 
-def test_only_a_continuation_has_another_seed() -> None:
+def test_tokens_of_the_present_call_are_not_kept_yet() -> None:
     draft = CompletionDraft(10, {END})
-    draft.end_call()
-    assert draft.call_seed(5) == 5
     draft.add(message([1], span(0, 1)))
+    assert draft.num_kept == 0
     draft.end_call()
-    assert draft.call_seed(5) not in {5, None}
-    assert draft.call_seed(None) is None
+    assert draft.num_kept == 1
 
 
 @given(st.lists(st.lists(st.integers(1, 8), max_size=5), min_size=1, max_size=6))
@@ -87,11 +85,3 @@ def test_any_sequence_of_broken_calls_joins_to_a_consistent_completion(
     assert done.token_ids == [*sampled, END]
     limit = len(sampled) + 1
     assert find_inconsistency(done, max_tokens=limit, vocab_size=10, end_ids={END}) == ""
-
-
-def test_the_ratio_compares_interrupted_completions_with_all() -> None:
-    counts = CompletionCounts()
-    assert counts.lost_work_length_ratio == 0
-    for length, is_interrupted in ((100, False), (300, True)):
-        counts.add(length, is_interrupted=is_interrupted)
-    assert counts.lost_work_length_ratio == 1.5
