@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 from tests.support.chat_families import FAMILIES, family_folder
 
@@ -120,6 +120,34 @@ def test_a_rollout_built_by_deltas_is_the_whole_transcript(
         ids += conversation.append_results(results)
     if not conversation.rewrites_history:
         assert ids == conversation.render_again()
+
+
+@each_family
+@settings(max_examples=NUM_EXAMPLES)
+@given(data=st.data())
+def test_a_conversation_that_goes_on_is_what_transformers_makes_of_the_whole(
+    family: str, data: st.DataObject
+) -> None:
+    formats = load(family)
+    chat, finder = formats.ours, formats.ours.vocabulary.finder
+    messages = data.draw(conversations(tools=chat.traits.has_tool_role, texts=TEXTS))[:-1]
+    assume(not any(finder.find(message["content"]) for message in messages))
+    if not chat.traits.has_system:
+        assume(messages[0]["role"] != "system")
+    turns = [place for place, each in enumerate(messages) if each["role"] == "assistant"]
+    try:
+        expected = formats.encode(messages, prompt=True)
+        conversation = chat.open_transcript(messages[: turns[0]] if turns else messages)
+    except Exception:  # noqa: BLE001
+        reject()  # a template refuses an order of roles
+    ids = list(conversation.prompt)
+    for place, following in zip(turns, [*turns, len(messages)][1:], strict=True):
+        ids += chat.completion(messages[place]["content"])
+        conversation.add_completion(messages[place]["content"])
+        ids += conversation.copy().append_messages(messages[place + 1 : following])
+        conversation.append_messages(messages[place + 1 : following])
+    if not conversation.rewrites_history:
+        assert ids == expected
 
 
 @each_family

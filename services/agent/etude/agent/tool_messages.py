@@ -56,7 +56,7 @@ def make_call_message(
     """
     written = [
         {
-            "id": _call_id(call, first + index),
+            "id": choose_call_id(call, first + index),
             "type": "function",
             "function": {
                 "name": call.name,
@@ -91,6 +91,7 @@ def name_last_call(turn: RenderedMessage, name: str) -> RenderedMessage:
     return {**turn, "tool_calls": [*calls, renamed]}
 
 
-def _call_id(call: ParsedCall, number: int) -> str:
+def choose_call_id(call: ParsedCall, number: int) -> str:
+    """Choose the id of a conversation's call by its number: the policy's own if it wrote one."""
     # A model that writes ids is shown its own beside the result.
     return call.call_id if _CALL_ID.fullmatch(call.call_id) else f"call{number:05d}"

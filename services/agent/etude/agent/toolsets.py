@@ -38,9 +38,7 @@ You are a software engineer at work in one repository, the current folder of you
 what is asked, read before you change, make the smallest change that is right, and run the tests.
 
 """
-_GUIDE = (
-    _ROLE
-    + """\
+CALL_FORM = """\
 Call tools in this form, several in one turn when they do not depend on each other:
 <tool_call><function=NAME>
 <parameter=ARGUMENT>
@@ -48,7 +46,14 @@ value
 </parameter>
 </function></tool_call>
 Values are plain text, nothing is escaped. Lists have one item per line. Results come in the order \
-of the calls. A turn without a call ends the work, and so does finish.
+of the calls.\
+"""
+"""Form of calls where the chat template shows no tools."""
+_GUIDE = (
+    _ROLE
+    + CALL_FORM
+    + """\
+ A turn without a call ends the work, and so does finish.
 
 Tools:
 """

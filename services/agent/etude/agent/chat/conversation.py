@@ -6,12 +6,13 @@ placeholder, without the end of the turn, which was sampled. The placeholder is 
 where the template takes tool calls, the name of its last call.
 """
 
+import itertools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from etude.agent.chat.messages import texts_of
+from etude.agent.chat.messages import map_texts, texts_of
 from etude.agent.chat.planting import choose_mark
 from etude.agent.chat.template import TemplateError
 from etude.agent.chat.traits import make_message
@@ -54,6 +55,8 @@ class Conversation:
     _raw: list[RenderedMessage] = field(default_factory=list)
     _planted: list[RenderedMessage] = field(default_factory=list)
     _mark: str = ""
+    _schemas: Any = None
+    """Schemas of the tools, with the tags in them marked."""
     _reply: str = ""
     """Text of the last completion."""
     _end: int | None = None
@@ -77,6 +80,30 @@ class Conversation:
             opened._append(make_message("user", f"{system}\n\n{user}" if system else user))
         opened.prompt = opened.render_again()
         return opened
+
+    @classmethod
+    def open_transcript(
+        cls, chat: "ChatFormat", messages: Sequence[RenderedMessage], shown: ShownTools | None
+    ) -> "Conversation":
+        """Render the prompt after messages, of which some may be turns of the assistant.
+
+        Raises:
+            TemplateError: the template refuses them.
+        """
+        opened = cls(chat, shown, [])
+        opened._num_calls = sum(len(message.get("tool_calls", ())) for message in messages)
+        opened._append(*messages)
+        opened.prompt = opened.render_again()
+        return opened
+
+    def copy(self) -> "Conversation":
+        """Copy the conversation as it is, so that it can go on in several ways."""
+        return replace(self, _raw=[*self._raw], _planted=[*self._planted])
+
+    @property
+    def last_message(self) -> RenderedMessage:
+        """The last message, as the template is given it."""
+        return self._raw[-1]
 
     @property
     def rewrites_history(self) -> bool:
@@ -114,10 +141,20 @@ class Conversation:
         Raises:
             DeltaError: the template does not tell them; `render_again` gives a new context.
         """
-        place = len(self._raw) - 1
-        turn = self._raw[place]
+        turn = self._raw[-1]
         if "tool_calls" in turn:
-            self._append(*make_result_messages(turn, results))
+            return self.append_messages(make_result_messages(turn, results))
+        return self.append_messages(self.chat.make_text_results(results))
+
+    def append_messages(self, messages: Sequence[RenderedMessage]) -> list[int]:
+        """Append what was said after the last turn; returns the tokens that follow the turn.
+
+        Raises:
+            DeltaError: the template does not tell them; `render_again` gives a new context.
+        """
+        place = len(self._raw) - 1
+        if "tool_calls" in self._raw[place]:
+            self._append(*messages)
             try:
                 return self._cut_after_calls(place)
             except DeltaError as error:  # as of templates that take one call in a turn
@@ -125,7 +162,8 @@ class Conversation:
             self.num_text_turns += 1
             del self._raw[place:], self._planted[place:]
             self._append(make_message("assistant", self._reply))
-        self._append(*self._result_messages(results))
+            messages = self._without_calls(messages)
+        self._append(*messages)
         return self._cut_after_text(place)
 
     def render_again(self) -> list[int]:
@@ -145,21 +183,28 @@ class Conversation:
         if self._mark and not any(self._mark[0] in text for text in texts_of(messages)):
             self._planted.extend(self.chat.plant(messages, self._mark))
             return
-        self._mark = choose_mark(texts_of(self._raw))
+        schemas = [] if self.shown is None else self.shown.schemas
+        self._mark = choose_mark(texts_of([*self._raw, {"tools": schemas}]))
         self._planted = self.chat.plant(self._raw, self._mark)
+        plant = self.chat.vocabulary.finder.plant
+        self._schemas = map_texts(schemas, lambda text: plant(text, self._mark))
 
     def _render(self, messages: Sequence[RenderedMessage]) -> str:
-        tools = None if self.shown is None else self.shown.schemas
+        tools = None if self.shown is None else self._schemas
         return self.chat.template.render(messages, tools=tools, add_generation_prompt=True)
 
     def _without_marks(self, text: str) -> str:
         return text.replace(self._mark, "")
 
-    def _result_messages(self, results: Sequence[str]) -> list[RenderedMessage]:
-        if self.chat.traits.has_tool_role:
-            return [make_message("tool", result) for result in results]
-        wrapped = [f"<tool_response>\n{result}\n</tool_response>" for result in results]
-        return [make_message("user", "\n".join(wrapped))]
+    def _without_calls(self, messages: Sequence[RenderedMessage]) -> list[RenderedMessage]:
+        """Messages after a turn of text: results of calls as such a turn has them."""
+        changed: list[RenderedMessage] = []
+        for is_result, group in itertools.groupby(messages, lambda each: each["role"] == "tool"):
+            if is_result:
+                changed += self.chat.make_text_results([each["content"] for each in group])
+            else:
+                changed += group
+        return changed
 
     def _cut_after_text(self, place: int) -> list[int]:
         """Tokens after a turn that the template is given as text.
@@ -187,7 +232,7 @@ class Conversation:
         if cut is None:
             raise DeltaError("the template writes no token that ends a turn with calls")
         # A result may tell the name of its call.
-        name = self._planted[-1]["name"]
+        name = self._planted[place]["tool_calls"][-1]["function"]["name"]
         return self._take_delta(before, after[cut:].replace(placeholder, name))
 
     @property

@@ -13,7 +13,7 @@ from etude.agent.chat.plain import CHAT_TEMPLATE, LAYOUT_TOKENS
 from etude.agent.chat.planting import TokenFinder, choose_mark
 from etude.agent.chat.supervised import SupervisedTokens, encode_transcript
 from etude.agent.chat.template import ChatTemplate, TemplateError, read_template
-from etude.agent.chat.traits import TemplateTraits, find_traits
+from etude.agent.chat.traits import TemplateTraits, find_traits, make_message
 from etude.agent.chat.vocabulary import Vocabulary
 from etude.agent.tool_messages import RenderedMessage, ShownTools
 from etude.common.errors import InvalidFieldError
@@ -98,6 +98,27 @@ class ChatFormat:
             TemplateError: the template refuses the conversation.
         """
         return Conversation.open(self, system, user, shown)
+
+    def open_transcript(
+        self, messages: Sequence[RenderedMessage], shown: ShownTools | None = None
+    ) -> Conversation:
+        """Open a conversation that may have turns of the assistant already.
+
+        Args:
+            messages: up to the one that is answered.
+            shown: tools for the template; None if the messages describe them, or there are none.
+
+        Raises:
+            TemplateError: the template refuses the conversation.
+        """
+        return Conversation.open_transcript(self, messages, shown)
+
+    def make_text_results(self, results: Sequence[str]) -> list[RenderedMessage]:
+        """Make the messages with results of calls that the template was given as text."""
+        if self.traits.has_tool_role:
+            return [make_message("tool", result) for result in results]
+        wrapped = [f"<tool_response>\n{result}\n</tool_response>" for result in results]
+        return [make_message("user", "\n".join(wrapped))]
 
     def completion(self, text: str) -> list[int]:
         """Encode a turn written as text, as if it had been sampled: tags are tokens."""
