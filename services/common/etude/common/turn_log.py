@@ -1,0 +1,169 @@
+"""Turn log: records of turns, appended by several writers, durable once in the object store.
+
+    turns/<writer>/<first:012d>.zst     one TurnSegment, compressed with a checksum
+
+Every start of a process is a writer of its own with consecutive objects, each of which is created
+once and exists completely or not at all: no writer ever changes what another one wrote.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import zstandard
+from google.protobuf.message import DecodeError
+
+from etude.common.blobs import MAX_CREATE_BYTES, ExistsError, Store
+from etude.common.errors import CorruptError, FencedError, StoreError
+from etude.v1 import turns_pb2
+
+log = logging.getLogger(__name__)
+
+PREFIX = "turns/"
+LINGER_S = 0.25
+"""Wait for further turns before an object is written: each costs a round trip."""
+RETRY_S = 1.0
+_SEGMENT_BYTES = MAX_CREATE_BYTES // 2
+"""Bytes of turns in one object, before compression."""
+MAX_TURN_BYTES = MAX_CREATE_BYTES - (1 << 16)
+"""Largest record: a million tokens and their log-probabilities have 8 MB."""
+_LEVEL = 1
+
+
+def segment_key(writer: str, first: int) -> str:
+    """Key of the object whose first turn has this number."""
+    return f"{PREFIX}{writer}/{first:012d}.zst"
+
+
+def encode_segment(segment: turns_pb2.TurnSegment) -> bytes:
+    """Encode one object of the log."""
+    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+    return compressor.compress(segment.SerializeToString())
+
+
+def decode_segment(data: bytes, *, where: str) -> turns_pb2.TurnSegment:
+    """Decode one object of the log.
+
+    Raises:
+        CorruptError: it is damaged, or no object of the log.
+    """
+    segment = turns_pb2.TurnSegment()
+    limit = _SEGMENT_BYTES + MAX_TURN_BYTES
+    try:
+        size = zstandard.frame_content_size(data)
+        if not 0 <= size <= limit:
+            raise CorruptError(f"{where}: {size} bytes of turns, at most {limit} are read")
+        segment.ParseFromString(zstandard.ZstdDecompressor().decompress(data))
+    except (zstandard.ZstdError, DecodeError) as error:
+        raise CorruptError(f"{where}: no segment of turns: {error}") from error
+    if segment_key(segment.writer, segment.first) not in where:
+        raise CorruptError(f"{where}: holds turns of {segment.writer!r} from {segment.first} on")
+    return segment
+
+
+def read_turns(store: Store) -> Iterator[turns_pb2.TurnRecord]:
+    """Read all durable turns, those of one writer in their order.
+
+    Raises:
+        CorruptError: an object is damaged, or one is missing between two of a writer.
+        StoreError: the store does not answer.
+    """
+    following: dict[str, int] = {}
+    for info in store.list(PREFIX):
+        where = f"{store.url}/{info.key}"
+        segment = decode_segment(store.get(info.key), where=where)
+        expected = following.get(segment.writer, 0)
+        if segment.first != expected:
+            raise CorruptError(f"{where}: turns from {expected} on are missing before it")
+        following[segment.writer] = segment.first + len(segment.turns)
+        yield from segment.turns
+
+
+@dataclass(slots=True)
+class TurnLog:
+    """Log of one process. Append from the event loop; `run` writes."""
+
+    store: Store
+    max_waiting_bytes: int
+    """Records that may wait for the store; further ones are refused."""
+    note_durable: Callable[[int], None] = lambda _: None
+    """Told how many turns became durable."""
+    writer: str = field(default_factory=lambda: uuid.uuid4().hex)
+    waiting_bytes: int = 0
+    _waiting: list[turns_pb2.TurnRecord] = field(default_factory=list)
+    _sizes: list[int] = field(default_factory=list)
+    _is_away: bool = False
+    _next: int = 0
+    """Number of the first turn that is not durable."""
+    _work: asyncio.Event = field(default_factory=asyncio.Event)
+    _closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def append(self, turn: turns_pb2.TurnRecord) -> bool:
+        """Queue a turn; false if too many wait, or if it is larger than an object may be."""
+        size = turn.ByteSize()
+        if size > MAX_TURN_BYTES or self.waiting_bytes + size > self.max_waiting_bytes:
+            return False
+        self._waiting.append(turn)
+        self._sizes.append(size)
+        self.waiting_bytes += size
+        self._work.set()
+        return True
+
+    async def run(self) -> None:
+        """Write until the log is closed and everything is durable.
+
+        Raises:
+            FencedError: another process writes under this writer's name.
+        """
+        while not (self._closed.is_set() and not self._waiting):
+            await self._work.wait()
+            if not self._closed.is_set():
+                await asyncio.sleep(LINGER_S)
+                self._work.clear()
+            while self._waiting:
+                await self._write()
+
+    def close(self) -> None:
+        """Let `run` end once everything is durable."""
+        self._closed.set()
+        self._work.set()
+
+    async def _write(self) -> None:
+        count = self._count_next()
+        turns = self._waiting[:count]
+        while not await self._try_write(turns):  # noqa: ASYNC110 - a store announces nothing
+            await asyncio.sleep(RETRY_S)
+        self._next += count
+        self.waiting_bytes -= sum(self._sizes[:count])
+        del self._waiting[:count], self._sizes[:count]
+        self.note_durable(count)
+
+    async def _try_write(self, turns: Sequence[turns_pb2.TurnRecord]) -> bool:
+        try:
+            await asyncio.to_thread(self._create, turns)
+        except StoreError as error:
+            if not self._is_away:
+                log.warning("turns wait for the store: %s", error)
+            self._is_away = True
+            return False
+        self._is_away = False
+        return True
+
+    def _count_next(self) -> int:
+        count, size = 1, self._sizes[0]
+        while count < len(self._sizes) and size + self._sizes[count] <= _SEGMENT_BYTES:
+            size += self._sizes[count]
+            count += 1
+        return count
+
+    def _create(self, turns: Sequence[turns_pb2.TurnRecord]) -> None:
+        segment = turns_pb2.TurnSegment(writer=self.writer, first=self._next, turns=turns)
+        key, data = segment_key(self.writer, self._next), encode_segment(segment)
+        try:
+            self.store.create(key, data)
+        except ExistsError:
+            # A create whose reply was lost took effect.
+            if self.store.get(key) != data:
+                raise FencedError(f"{self.store.url}/{key}: another process writes here") from None
