@@ -12,6 +12,7 @@ MODULES: Mapping[str, str] = {
     "Inference": "services/inference/etude/inference/metrics.py",
     "Environments: broker and nodes": "services/envserver/etude/envserver/metrics.py",
     "Rewards": "services/rewards/etude/rewards/metrics.py",
+    "Gateway": "services/gateway/etude/gateway/metrics.py",
     "Every part: certificates": "services/common/etude/common/tls/metrics.py",
 }
 HEAD = """\

@@ -17,6 +17,7 @@ SOURCE_ROOTS = [
     "services/inference",
     "services/envserver",
     "services/rewards",
+    "services/gateway",
     "kernels",
     "cli",
     "examples/demo",
@@ -73,7 +74,7 @@ def test_every_file_opens_by_saying_what_it_is_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["operator", "trainer", "inference", "envserver", "rewards", "cli"]
+    "part", ["operator", "trainer", "inference", "envserver", "rewards", "gateway", "cli"]
 )
 def test_a_main_answers_before_anything_heavy_is_imported(part: str) -> None:
     code = f"import sys, etude.{part}.main; print([m for m in {HEAVY!r} if m in sys.modules])"

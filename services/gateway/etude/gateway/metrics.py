@@ -1,0 +1,40 @@
+"""Prometheus metrics of the gateway."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+REQUESTS = Counter(
+    "etude_gateway_requests_total",
+    "Requests, by the arm that served them (empty before one is chosen) and by HTTP status.",
+    ("arm", "code"),
+)
+REQUEST_SECONDS = Histogram(
+    "etude_gateway_request_seconds",
+    "Time of a request to the end of its response, by arm.",
+    ("arm",),
+    buckets=(0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000),
+)
+FIRST_TEXT_SECONDS = Histogram(
+    "etude_gateway_first_text_seconds",
+    "Time of a streamed request to its first text, by arm.",
+    ("arm",),
+    buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
+)
+TURNS = Counter(
+    "etude_gateway_turns_total",
+    "Turns by their place: they continue a branch, split one off, or start one because the"
+    " conversation is new, repeats no known turn (break), or the template cannot continue it.",
+    ("place",),
+)
+INTERRUPTED_CALLS = Counter(
+    "etude_gateway_interrupted_calls_total",
+    "Calls to engines that ended early; their turns went on elsewhere.",
+)
+RECORDED_TURNS = Counter(
+    "etude_gateway_recorded_turns_total",
+    "Turns by what became of their record: durable, without consent, or dropped as too many wait.",
+    ("result",),
+)
+WAITING_RECORD_BYTES = Gauge(
+    "etude_gateway_waiting_record_bytes",
+    "Records of turns that are not durable yet.",
+)

@@ -1,0 +1,121 @@
+"""Messages of a client as the policy's chat template reads them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from etude.agent.chat import ChatFormat
+from etude.agent.chat.traits import make_message
+from etude.agent.tool_calls import ParsedCall
+from etude.agent.tool_formats.xml import XmlFormat
+from etude.agent.tool_messages import RenderedMessage, make_call_message
+from etude.common.errors import InvalidFieldError
+from etude.gateway.tool_forms import NO_TOOLS, ToolForm
+from etude.gateway.turn_request import WireMessage
+
+
+@dataclass(slots=True)
+class MessageRenderer:
+    """Renders the messages of one conversation, in their order."""
+
+    chat: ChatFormat
+    form: ToolForm
+    num_calls: int = 0
+    """Calls of the messages so far."""
+    _calls: dict[str, Mapping[str, object] | None] = field(default_factory=dict)
+    """Rendered calls by the client's ids; None where the template is given a turn as text."""
+
+    def note_turn(self, message: WireMessage, rendered: RenderedMessage) -> None:
+        """Note the calls of a turn that is rendered already."""
+        self.num_calls += len(message.calls)
+        written = rendered.get("tool_calls") or [None] * len(message.calls)
+        # The same id in a later turn is that turn's.
+        self._calls.update(zip((call.call_id for call in message.calls), written, strict=False))
+
+    def render(self, messages: Sequence[WireMessage]) -> list[RenderedMessage]:
+        """Render messages that follow those so far.
+
+        Raises:
+            InvalidFieldError: a result answers no call, or a call cannot be written.
+        """
+        rendered: list[RenderedMessage] = []
+        results: list[str] = []
+        for message in messages:
+            if message.role == "tool" and self._is_text_result(message):
+                results.append(message.content)
+                continue
+            rendered += self._take_text_results(results)
+            rendered.append(self._render_one(message))
+        return [*rendered, *self._take_text_results(results)]
+
+    def _is_text_result(self, message: WireMessage) -> bool:
+        return self.form.shown is None or self._calls.get(message.call_id, message) is None
+
+    def _take_text_results(self, results: list[str]) -> list[RenderedMessage]:
+        if not results:
+            return []
+        messages = self.chat.make_text_results(results)
+        results.clear()
+        return messages
+
+    def _render_one(self, message: WireMessage) -> RenderedMessage:
+        if message.role == "tool":
+            return self._render_result(message)
+        if message.role == "assistant" and message.calls:
+            rendered = self._render_calls(message)
+            self.note_turn(message, rendered)
+            return rendered
+        # Behind the opening a system message is a note of the client, which many templates refuse.
+        role = "user" if message.role == "system" else message.role
+        return make_message(role, message.content)
+
+    def _render_result(self, message: WireMessage) -> RenderedMessage:
+        call = self._calls.get(message.call_id)
+        if call is None:
+            raise InvalidFieldError(
+                "messages", f"a result answers {message.call_id[:80]!r}, which is no call before it"
+            )
+        function = call["function"]
+        assert isinstance(function, Mapping)  # noqa: S101 - as make_call_message writes it
+        return {
+            "role": "tool",
+            "name": function["name"],
+            "tool_call_id": call["id"],
+            "content": message.content,
+        }
+
+    def _render_calls(self, message: WireMessage) -> RenderedMessage:
+        calls = [
+            ParsedCall(name=call.name, arguments=call.arguments, call_id=call.call_id)
+            for call in message.calls
+        ]
+        if self.form.shown is not None:
+            return make_call_message(self.form.shown, message.content, calls, first=self.num_calls)
+        # A client may leave the tools out although earlier turns called them.
+        tool_format = XmlFormat() if self.form is NO_TOOLS else self.form.tool_format
+        try:
+            return make_message("assistant", tool_format.render(calls, message.content))
+        except ValueError as error:
+            raise InvalidFieldError("messages", f"a call cannot be written: {error}") from error
+
+
+def render_opening(
+    chat: ChatFormat, form: ToolForm, messages: Sequence[WireMessage]
+) -> list[RenderedMessage]:
+    """Render a whole conversation.
+
+    Raises:
+        InvalidFieldError: as `MessageRenderer.render`.
+    """
+    num_system = 0
+    while num_system < len(messages) and messages[num_system].role == "system":
+        num_system += 1
+    texts = [*(message.content for message in messages[:num_system]), form.guide]
+    system = "\n\n".join(filter(None, texts))
+    rest = MessageRenderer(chat, form).render(messages[num_system:])
+    if not system:
+        return rest
+    if chat.traits.opens_with_system:
+        return [make_message("system", system), *rest]
+    if rest and rest[0]["role"] == "user":
+        return [make_message("user", f"{system}\n\n{rest[0]['content']}"), *rest[1:]]
+    return [make_message("user", system), *rest]

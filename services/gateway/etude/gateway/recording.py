@@ -1,0 +1,110 @@
+"""Records of turns for training, of users who consented."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+from blake3 import blake3
+
+from etude.agent.completions import Completion
+from etude.common.turn_log import TurnLog
+from etude.gateway import metrics
+from etude.gateway.api_keys import Caller
+from etude.gateway.sessions import Branch
+from etude.gateway.turn_request import RolloutMarks, TurnRequest
+from etude.v1 import inference_pb2, turns_pb2, weights_pb2
+
+
+class SampledTurn(NamedTuple):
+    """A turn as it was sampled, with all that its record tells."""
+
+    turn_id: str
+    started_ns: int
+    caller: Caller
+    request: TurnRequest
+    marks: RolloutMarks
+    arm: str
+    experiment: str
+    branch: Branch
+    """Its tokens end with this turn's."""
+    completion: Completion
+
+
+@dataclass(slots=True)
+class TurnRecorder:
+    """Writes turns to the log; serving never waits for it."""
+
+    log: TurnLog
+    chat_template: str
+
+    def record(self, turn: SampledTurn) -> None:
+        """Queue the record of a turn, if its user consents to it and to all that it repeats."""
+        turn.branch.is_private |= not turn.caller.consent
+        if turn.branch.is_private:
+            metrics.RECORDED_TURNS.labels("no_consent").inc()
+            return
+        record = make_record(turn, hash_config(self.chat_template, turn.request))
+        if self.log.append(record):
+            turn.branch.num_recorded = len(turn.branch.token_ids)
+        else:
+            metrics.RECORDED_TURNS.labels("dropped").inc()
+            # What follows is complete again, whatever is missing before it.
+            turn.branch.num_recorded = 0
+        metrics.WAITING_RECORD_BYTES.set(self.log.waiting_bytes)
+
+    def note_durable(self, count: int) -> None:
+        """Count turns that became durable."""
+        metrics.RECORDED_TURNS.labels("durable").inc(count)
+        metrics.WAITING_RECORD_BYTES.set(self.log.waiting_bytes)
+
+
+def make_record(turn: SampledTurn, config_hash: bytes) -> turns_pb2.TurnRecord:
+    """Make the record of a turn."""
+    branch, completion = turn.branch, turn.completion
+    start, end = branch.num_recorded, len(branch.token_ids) - len(completion.token_ids)
+    return turns_pb2.TurnRecord(
+        turn_id=turn.turn_id,
+        rollout_id=branch.rollout,
+        branch=branch.branch_id,
+        parent_branch=branch.parent,
+        compaction_of=branch.compaction_of,
+        tenant=turn.caller.tenant,
+        user=turn.caller.user,
+        consent=turn.caller.consent,
+        arm=turn.arm,
+        experiment=turn.experiment,
+        is_side=turn.marks.is_side,
+        time_unix_nanos=turn.started_ns,
+        config_hash=config_hash,
+        num_prefix_tokens=start,
+        prompt_token_ids=branch.token_ids[start:end],
+        token_ids=completion.token_ids,
+        logprobs=completion.logprobs,
+        spans=[
+            weights_pb2.PolicySpan(
+                sampled=span.sampled.to_proto(),
+                context=span.context.to_proto(),
+                start=span.start,
+                end=span.end,
+                replica=span.replica,
+            )
+            for span in completion.spans
+        ],
+        finish_reason=cast("inference_pb2.FinishReason", int(completion.finish)),
+        temperature=turn.request.sampling.temperature,
+    )
+
+
+def hash_config(chat_template: str, request: TurnRequest) -> bytes:
+    """Hash what shapes the policy's behaviour, apart from its weights. 16 bytes."""
+    system = [each.content for each in request.messages if each.role == "system"]
+    config: Mapping[str, object] = {
+        "template": chat_template,
+        "system": system,
+        "tools": request.tools,
+        "mayCall": request.may_call,
+        "temperature": request.sampling.temperature,
+        "maxTokens": request.sampling.max_tokens,
+    }
+    return blake3(json.dumps(config, sort_keys=True).encode()).digest()[:16]

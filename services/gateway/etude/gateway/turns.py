@@ -1,0 +1,389 @@
+"""Turns: a client's conversation becomes tokens, engines sample, the tokens become an answer."""
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from opentelemetry import trace
+
+from etude.agent import completions
+from etude.agent.chat import ChatFormat, Conversation, DeltaError, TemplateError
+from etude.agent.chat.thinking import count_thinking
+from etude.agent.completion_draft import CompletionDraft
+from etude.agent.completions import Completion, FinishReason
+from etude.agent.tool_calls import cut_calls
+from etude.agent.tool_messages import choose_call_id
+from etude.common import telemetry
+from etude.common.errors import InvalidFieldError, UnavailableError
+from etude.gateway import metrics
+from etude.gateway.api_keys import Caller
+from etude.gateway.arms import ArmChoice
+from etude.gateway.prompts import MessageRenderer, render_opening
+from etude.gateway.recording import SampledTurn, TurnRecorder
+from etude.gateway.sessions import (
+    Branch,
+    BranchNode,
+    Continuation,
+    Sessions,
+    digest_beginnings,
+    digest_owner,
+)
+from etude.gateway.tool_forms import NO_TOOLS, ToolForm, ToolForms
+from etude.gateway.turn_request import (
+    FinishedTurn,
+    RolloutMarks,
+    TextPiece,
+    TurnEvent,
+    TurnRequest,
+    TurnStart,
+    WireCall,
+    WireMessage,
+)
+from etude.gateway.turn_text import TextSplitter, TokenDecoder, TurnParts, read_turn
+from etude.gateway.upstream import EngineCall, EngineFleet
+
+log = logging.getLogger(__name__)
+_TRACER = trace.get_tracer("etude.gateway")
+
+STREAM_TOKENS = 4
+"""Tokens of one message of an engine where the client streams."""
+WHOLE_TOKENS = 64
+"""Elsewhere: an engine that ends takes at most so many with it."""
+THREAD_CHARS = 64 << 10
+"""Conversations with more new text are tokenised in a thread, beside other requests."""
+NO_END = -1
+"""No token ended the turn: what follows it begins with the end."""
+
+
+class Prompt(NamedTuple):
+    """Tokens to sample after, and the place of the turn in its session."""
+
+    token_ids: list[int]
+    branch: Branch
+    form: ToolForm
+    conversation: Conversation | None
+    """None for a text that is continued as it is."""
+    digest: bytes
+    """Of the client's messages."""
+    place: str
+    """Place of the turn in its session, for metrics."""
+    continued: BranchNode | None = None
+    """Turn whose branch this one continues."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnService:
+    """Serves turns of one policy."""
+
+    chat: ChatFormat
+    forms: ToolForms
+    sessions: Sessions
+    recorder: TurnRecorder | None
+    """None: nothing is recorded."""
+    fleets: Mapping[str, EngineFleet]
+    """Engines of each channel."""
+
+    async def serve(
+        self, caller: Caller, arm: ArmChoice, request: TurnRequest, marks: RolloutMarks
+    ) -> AsyncGenerator[TurnEvent, None]:
+        """Serve one turn: its start, pieces if the client streams, and the whole.
+
+        Raises:
+            InvalidFieldError: the request cannot be served as it is.
+            UnavailableError: no engine answers, or one answers inconsistently.
+        """
+        started_ns = time.time_ns()
+        prompt = await self._prepare(caller, request, marks)
+        span = _TRACER.start_span("chat", attributes={"gen_ai.operation.name": "chat"})
+        turn = _RunningTurn(self, caller, arm, request, marks, prompt, started_ns, span)
+        try:
+            async with contextlib.aclosing(turn.run()) as events:
+                async for event in events:
+                    yield event
+        finally:
+            span.end()
+            if prompt.continued is not None and not turn.is_finished:
+                # A repeated request continues the branch as this one would have.
+                prompt.continued.is_continued = False
+
+    async def count_tokens(self, caller: Caller, request: TurnRequest) -> int:
+        """Count the tokens of a request's prompt.
+
+        Raises:
+            InvalidFieldError: the request cannot be served as it is.
+        """
+        prompt = await self._prepare(caller, request, RolloutMarks())
+        if prompt.continued is not None:
+            prompt.continued.is_continued = False
+        return len(prompt.token_ids)
+
+    async def _prepare(self, caller: Caller, request: TurnRequest, marks: RolloutMarks) -> Prompt:
+        if request.prompt is not None:
+            return self._prepare_text(request.prompt, marks)
+        owner = digest_owner([caller.tenant, caller.user, marks.rollout], request.tools)
+        digests = digest_beginnings(owner, request.messages)
+        found = self.sessions.find(digests, request.messages)
+        first = 0 if found is None else found.num_messages
+        form = self.forms.find(request.tools)
+        builder = _PromptBuilder(self.chat, form, request, marks, digests[-1])
+        size = sum(len(message.content) for message in request.messages[first:])
+        if size > THREAD_CHARS:
+            return await asyncio.to_thread(builder.build, found)
+        return builder.build(found)
+
+    def _prepare_text(self, text: str | tuple[int, ...], marks: RolloutMarks) -> Prompt:
+        if isinstance(text, str):
+            token_ids = self.chat.vocabulary.encode_tagged(text, is_start=True)
+        else:
+            token_ids = [*text]
+        branch = Branch(marks.rollout or uuid.uuid4().hex)
+        return Prompt(token_ids, branch, NO_TOOLS, None, b"", "text")
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptBuilder:
+    chat: ChatFormat
+    form: ToolForm
+    request: TurnRequest
+    marks: RolloutMarks
+    digest: bytes
+
+    def build(self, found: Continuation | None) -> Prompt:
+        """Build the prompt, after the turn that the conversation continues.
+
+        Raises:
+            InvalidFieldError: the chat template refuses the conversation.
+        """
+        messages = self.request.messages
+        if not messages or messages[-1].role == "assistant":
+            raise InvalidFieldError("messages", "must end with a message that is not the policy's")
+        try:
+            if found is not None and not self.marks.compaction_of:
+                return self._continue(found)
+            return self._open("new" if _is_opening(messages) else "break")
+        except TemplateError as error:
+            raise InvalidFieldError(
+                "messages", f"the model's chat template refuses them: {error}"
+            ) from error
+
+    def _open(self, place: str) -> Prompt:
+        messages = render_opening(self.chat, self.form, self.request.messages)
+        conversation = self.chat.open_transcript(messages, self.form.shown)
+        branch = Branch(self.marks.rollout or uuid.uuid4().hex)
+        branch.compaction_of = self.marks.compaction_of
+        if branch.compaction_of:
+            place = "compaction"
+        return self._prompt(conversation.prompt, branch, conversation, place)
+
+    def _continue(self, found: Continuation) -> Prompt:
+        node, place = found
+        messages = self.request.messages
+        conversation = node.conversation.copy()
+        renderer = MessageRenderer(
+            self.chat, self.form, sum(len(each.calls) for each in messages[: place - 1])
+        )
+        renderer.note_turn(messages[place - 1], conversation.last_message)
+        delta = renderer.render(messages[place:])
+        try:
+            added = conversation.append_messages(delta)
+        except DeltaError as error:
+            log.info("a branch starts, as the chat template cannot continue one: %s", error)
+            branch = node.branch.split(0)
+            return self._prompt(conversation.render_again(), branch, conversation, "rendered")
+        token_ids = [*node.branch.token_ids[: node.num_tokens], *added]
+        if self.marks.is_side or not node.can_continue:
+            branch = node.branch.split(node.num_tokens)
+            return self._prompt(token_ids, branch, conversation, "split")
+        node.is_continued = True
+        prompt = self._prompt(token_ids, node.branch, conversation, "continued")
+        return prompt._replace(continued=node)
+
+    def _prompt(
+        self, token_ids: list[int], branch: Branch, conversation: Conversation, place: str
+    ) -> Prompt:
+        return Prompt(token_ids, branch, self.form, conversation, self.digest, place)
+
+
+def _is_opening(messages: tuple[WireMessage, ...]) -> bool:
+    return all(message.role != "assistant" for message in messages)
+
+
+@dataclass(slots=True)
+class _RunningTurn:
+    """One turn while it is sampled."""
+
+    service: TurnService
+    caller: Caller
+    arm: ArmChoice
+    request: TurnRequest
+    marks: RolloutMarks
+    prompt: Prompt
+    started_ns: int
+    span: trace.Span
+    turn_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    is_finished: bool = False
+    splitter: TextSplitter = field(init=False)
+    decoder: TokenDecoder = field(init=False)
+
+    def __post_init__(self) -> None:
+        form = self.prompt.form if self.request.may_call else NO_TOOLS
+        conversation = self.prompt.conversation
+        self.splitter = TextSplitter(
+            self.service.chat,
+            form.tool_format,
+            is_open=conversation is not None and conversation.opens_thinking,
+            is_raw=conversation is None,
+        )
+        self.decoder = TokenDecoder(self.service.chat)
+
+    @property
+    def created_s(self) -> int:
+        """Start of the turn, in seconds since the epoch."""
+        return self.started_ns // 1_000_000_000
+
+    async def run(self) -> AsyncGenerator[TurnEvent, None]:
+        prompt, chat = self.prompt, self.service.chat
+        fleet = self.service.fleets[self.arm.channel]
+        max_tokens = self._limit((await fleet.describe()).max_model_len)
+        draft = CompletionDraft(max_tokens, chat.end_ids)
+        # Not around the whole: a generator that is closed would detach it in another context.
+        with trace.use_span(self.span):
+            metadata = telemetry.trace_metadata()
+        call = EngineCall(
+            turn_id=self.turn_id,
+            session=prompt.branch.rollout,
+            prompt=prompt.token_ids,
+            options=self.request.sampling,
+            message_tokens=STREAM_TOKENS if self.request.stream else WHOLE_TOKENS,
+            metadata=metadata,
+        )
+        yield TurnStart(
+            self.turn_id,
+            prompt.branch.rollout,
+            prompt.branch.branch_id,
+            self.created_s,
+            len(prompt.token_ids),
+        )
+        async with contextlib.aclosing(fleet.sample(call, draft)) as growth:
+            async for _ in growth:
+                if self.request.stream:
+                    for piece in self._read_pieces(draft):
+                        yield piece
+        completion = draft.completion()
+        self._check(completion, max_tokens)
+        finished, parts = self._finish(completion)
+        if self.request.stream:
+            for piece in self.splitter.finish(parts):
+                yield piece
+        yield finished
+
+    def _limit(self, max_model_len: int) -> int:
+        """Limit of tokens of the turn.
+
+        Raises:
+            InvalidFieldError: the prompt fills the model's context.
+        """
+        room = max_model_len - len(self.prompt.token_ids)
+        if room < 1:
+            what = f"are {len(self.prompt.token_ids)} tokens; the model's context length is"
+            raise InvalidFieldError("messages", f"{what} {max_model_len}")
+        return min(self.request.sampling.max_tokens or room, room)
+
+    def _read_pieces(self, draft: CompletionDraft) -> list[TextPiece]:
+        """Read the text of new tokens, the end of the turn left out."""
+        new = draft.token_ids[len(self.decoder.token_ids) :]
+        if new and new[-1] in self.service.chat.end_ids:
+            new = new[:-1]
+        return [*self.splitter.feed(self.decoder.feed(new))] if new else []
+
+    def _check(self, completion: Completion, max_tokens: int) -> None:
+        """Refuse an answer that no sound engine gives.
+
+        Raises:
+            UnavailableError: the completion is not consistent.
+        """
+        chat = self.service.chat
+        wrong = completions.find_inconsistency(
+            completion, max_tokens=max_tokens, vocab_size=chat.vocab_size, end_ids=chat.end_ids
+        )
+        if wrong:
+            log.error("turn %s: %s", self.turn_id, wrong)
+            raise UnavailableError("an engine answered inconsistently")
+
+    def _finish(self, completion: Completion) -> tuple[FinishedTurn, TurnParts]:
+        """Read the answer, and add the turn to its session and to the log."""
+        chat, prompt, ids = self.service.chat, self.prompt, completion.token_ids
+        end = ids[-1] if ids[-1] in chat.end_ids else NO_END
+        text = chat.decode(ids if end == NO_END else ids[:-1])
+        is_open = self.splitter.is_open
+        if prompt.conversation is None:
+            parts = TurnParts("", text, (), is_malformed=False)
+        else:
+            parts = read_turn(chat, self.splitter.tool_format, text, is_open=is_open)
+        finished = FinishedTurn(
+            turn_id=self.turn_id,
+            rollout=prompt.branch.rollout,
+            branch=prompt.branch.branch_id,
+            created_s=self.created_s,
+            version=str(completion.spans[-1].sampled),
+            content=parts.content,
+            thinking=parts.thinking,
+            calls=self._name_calls(parts),
+            is_cut=completion.finish is FinishReason.LENGTH,
+            prompt_tokens=len(prompt.token_ids),
+            completion_tokens=len(ids),
+            thinking_tokens=count_thinking(chat, ids, is_open=is_open),
+        )
+        metrics.TURNS.labels(prompt.place).inc()
+        self._add_to_branch(completion)
+        if prompt.conversation is not None:
+            calls = () if parts.is_malformed else parts.calls
+            # As in a rollout: calls are cut out of the text with its thinking.
+            content = cut_calls(text, calls)
+            prompt.conversation.add_completion(text, end=end, content=content, calls=calls)
+            self._remember(prompt.conversation, finished)
+        self.is_finished = True
+        return finished, parts
+
+    def _name_calls(self, parts: TurnParts) -> tuple[WireCall, ...]:
+        first = sum(len(message.calls) for message in self.request.messages)
+        return tuple(
+            WireCall(
+                choose_call_id(call, first + index),
+                call.name,
+                self.prompt.form.read_arguments(call),
+            )
+            for index, call in enumerate(parts.calls)
+        )
+
+    def _add_to_branch(self, completion: Completion) -> None:
+        branch = self.prompt.branch
+        branch.token_ids.extend(self.prompt.token_ids[len(branch.token_ids) :])
+        branch.token_ids.extend(completion.token_ids)
+        if self.service.recorder is not None:
+            self.service.recorder.record(
+                SampledTurn(
+                    turn_id=self.turn_id,
+                    started_ns=self.started_ns,
+                    caller=self.caller,
+                    request=self.request,
+                    marks=self.marks,
+                    arm=self.arm.arm,
+                    experiment=self.arm.experiment,
+                    branch=branch,
+                    completion=completion,
+                )
+            )
+
+    def _remember(self, conversation: Conversation, finished: FinishedTurn) -> None:
+        message = WireMessage("assistant", finished.content, finished.calls)
+        digest = digest_beginnings(self.prompt.digest, [message])[-1]
+        branch = self.prompt.branch
+        self.service.sessions.remember(
+            digest, BranchNode(branch, len(branch.token_ids), conversation)
+        )

@@ -1,0 +1,1 @@
+"""Protocols of clients: OpenAI's chat, text completions and responses, Anthropic's messages."""

@@ -1,0 +1,78 @@
+"""Assembly of the gateway's parts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from etude.agent.chat import ChatFormat
+from etude.agent.chat.trial import check_chat_format
+from etude.common.rpc import channels
+from etude.common.stores import WEIGHT_SUFFIXES, local_folder, open_run_store
+from etude.common.turn_log import TurnLog
+from etude.gateway.api_keys import ApiKeyFile
+from etude.gateway.app import GatewayApp
+from etude.gateway.arms import CANARY, STABLE
+from etude.gateway.recording import TurnRecorder
+from etude.gateway.sessions import Sessions
+from etude.gateway.settings import Route, Settings
+from etude.gateway.tool_forms import ToolForms
+from etude.gateway.turns import TurnService
+from etude.gateway.upstream import EngineFleet
+from etude.v1 import inference_pb2_grpc
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Parts of one gateway process."""
+
+    app: GatewayApp
+    log: TurnLog | None
+    connections: Sequence[grpc.aio.Channel]
+
+
+def load_chat_format(route: Route, scratch: Path) -> ChatFormat:
+    """Load the chat format of a route's model, after a trial of it.
+
+    Raises:
+        UserError: the model cannot be used.
+    """
+    folder = local_folder(route.model_uri, scratch, route.model_access, leave_out=WEIGHT_SUFFIXES)
+    check_chat_format(folder)
+    return ChatFormat.load(folder)
+
+
+def assemble(route: Route, settings: Settings, chat: ChatFormat) -> Parts:
+    """Assemble the gateway of a route.
+
+    Raises:
+        UserError: the keys or the store cannot be used.
+    """
+    connections = {target: channels.dial(target) for target in (*route.stable, *route.canary)}
+    stubs = {
+        target: inference_pb2_grpc.InferenceServiceStub(connection)
+        for target, connection in connections.items()
+    }
+    fleets = {
+        channel: EngineFleet(targets, stubs.__getitem__, settings.outage_s, settings.turn_s)
+        for channel, targets in ((STABLE, route.stable), (CANARY, route.canary or route.stable))
+    }
+    recorder = None
+    if route.storage is not None:
+        store = open_run_store(route.storage.uri, route.storage)
+        recorder = TurnRecorder(
+            TurnLog(store, settings.max_waiting_mib << 20), chat.template.source
+        )
+        recorder.log.note_durable = recorder.note_durable
+    service = TurnService(
+        chat, ToolForms(chat), Sessions(settings.max_session_tokens), recorder, fleets
+    )
+    app = GatewayApp(
+        service=service,
+        keys=ApiKeyFile.load(settings.keys_file, num_processes=settings.processes),
+        model=route.model,
+        experiment=route.experiment,
+        max_body_bytes=settings.max_body_mib << 20,
+    )
+    return Parts(app, recorder.log if recorder else None, [*connections.values()])

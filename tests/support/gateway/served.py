@@ -1,0 +1,203 @@
+"""A gateway over real HTTP, in front of engines over real gRPC that say what a test tells them."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+from typing_extensions import override
+
+from etude.agent.chat import ChatFormat
+from etude.common.blobs import Store, open_store
+from etude.common.rpc.server import Server
+from etude.common.turn_log import read_turns
+from etude.gateway.api_keys import make_key
+from etude.gateway.server import SignalFreeServer, http_config, open_listener
+from etude.gateway.settings import Route, Settings
+from etude.gateway.wiring import Parts, assemble
+from etude.v1 import inference_pb2, inference_pb2_grpc, turns_pb2, weights_pb2
+
+MODEL = "tiny"
+OPENING = "<|assistant|>"
+"""Token before each turn, in every template of these tests."""
+
+
+@dataclass(slots=True)
+class PlayedEngine(inference_pb2_grpc.InferenceServiceServicer):
+    """Says a turn that depends on the prompt alone, so that any engine can go on with it."""
+
+    chat: ChatFormat
+    say: Callable[[str], str]
+    """The next turn for the text of a prompt."""
+    max_model_len: int = 4096
+    aborts: int = 0
+    """Calls that end after their first message."""
+    holds: bool = False
+    """Wait after the first message until the call is cancelled."""
+    pause_s: float = 0.0
+    """Before each message."""
+    number: int = 3
+    """Of the policy version."""
+    requests: list[inference_pb2.GenerateRequest] = field(default_factory=list)
+    is_cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @override
+    async def Generate(
+        self,
+        request: inference_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext[
+            inference_pb2.GenerateRequest, inference_pb2.GenerateResponse
+        ],
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        self.requests.append(request)
+        ids = self._continue([*request.prompt_token_ids])[: request.sampling.max_tokens]
+        size = request.message_tokens or len(ids)
+        version = weights_pb2.PolicyVersion(epoch=1, number=self.number)
+        for start in range(0, len(ids), size):
+            end = min(start + size, len(ids))
+            message = inference_pb2.GenerateResponse(
+                token_ids=ids[start:end],
+                logprobs=[-0.25] * (end - start),
+                spans=[weights_pb2.PolicySpan(sampled=version, context=version, end=end)],
+            )
+            if end == len(ids):
+                is_end = ids[-1] in self.chat.end_ids
+                message.finish_reason = (
+                    inference_pb2.FINISH_REASON_STOP
+                    if is_end
+                    else inference_pb2.FINISH_REASON_LENGTH
+                )
+            await asyncio.sleep(self.pause_s)
+            yield message
+            if self.holds:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    self.is_cancelled.set()
+            if self.aborts and end < len(ids):
+                self.aborts -= 1
+                yield inference_pb2.GenerateResponse(
+                    finish_reason=inference_pb2.FINISH_REASON_ABORT
+                )
+                return
+
+    @override
+    async def GetEngineInfo(
+        self,
+        request: inference_pb2.GetEngineInfoRequest,
+        context: grpc.aio.ServicerContext[
+            inference_pb2.GetEngineInfoRequest, inference_pb2.GetEngineInfoResponse
+        ],
+    ) -> inference_pb2.GetEngineInfoResponse:
+        return inference_pb2.GetEngineInfoResponse(max_model_len=self.max_model_len)
+
+    def _continue(self, prompt: Sequence[int]) -> list[int]:
+        """The rest of the turn that the prompt leaves open."""
+        opening = self.chat.vocabulary.token_id(OPENING)
+        assert opening is not None
+        if opening not in prompt:
+            return self.chat.completion(self.say(self.chat.decode(prompt)))
+        start = len(prompt) - [*reversed(prompt)].index(opening)
+        turn = self.chat.completion(self.say(self.chat.decode(prompt[:start])))
+        spoken = prompt[start:]
+        assert turn[: len(spoken)] == spoken
+        return turn[len(spoken) :]
+
+
+@dataclass(slots=True)
+class ServedGateway:
+    """A gateway that listens."""
+
+    url: str
+    key: str
+    """Of alice, who consents."""
+    keys_file: Path
+    parts: Parts
+    store: Store
+    engines: list[PlayedEngine] = field(default_factory=list)
+    servers: list[Server] = field(default_factory=list)
+    """Of the engines."""
+
+    async def records(self) -> list[turns_pb2.TurnRecord]:
+        """All records, once they are durable."""
+        log = self.parts.log
+        assert log is not None
+        while log.waiting_bytes:  # noqa: ASYNC110 - the log tells no test
+            await asyncio.sleep(0.01)
+        return [*read_turns(self.store)]
+
+
+def make_settings(folder: Path, **values: object) -> Settings:
+    """Settings of a gateway on a free port."""
+    given: dict[str, object] = {
+        "route_file": folder / "route.json",
+        "keys_file": folder / "keys",
+        "scratch": folder / "scratch",
+        "host": "127.0.0.1",
+        "port": 0,
+        "probe_port": 0,
+        "tls_folder": None,
+        "processes": 1,
+        "max_body_mib": 1,
+        "max_session_tokens": 100_000,
+        "max_waiting_mib": 4,
+        "outage_s": 1,
+        "turn_s": 60,
+        "traces_file": None,
+    }
+    return Settings(**{**given, **values})  # type: ignore[arg-type] # by name
+
+
+@contextlib.asynccontextmanager
+async def serve_route(
+    folder: Path, chat: ChatFormat, targets: Sequence[str], route: Mapping[str, object]
+) -> AsyncIterator[ServedGateway]:
+    """Serve what engines at some targets say."""
+    key, line = make_key("alice", "serve")
+    settings = make_settings(folder)
+    settings.keys_file.write_text(f"{line} tenant=acme consent=v1\n")
+    uri = (folder / "store").as_uri()
+    described = Route.parse_known_fields(
+        {
+            "model": MODEL,
+            "modelUri": chat.vocabulary.folder.as_uri(),
+            "stable": targets,
+            "storage": {"uri": uri},
+            **route,
+        }
+    )
+    parts = assemble(described, settings, chat)
+    assert parts.log is not None
+    with open_listener(settings) as listener:
+        server = SignalFreeServer(http_config(parts.app, None))
+        http = asyncio.create_task(server.serve(sockets=[listener]))
+        writing = asyncio.create_task(parts.log.run())
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield ServedGateway(url, key, settings.keys_file, parts, open_store(uri))
+        server.should_exit = True
+        await http
+        parts.log.close()
+        await writing
+    for connection in parts.connections:
+        await connection.close()
+
+
+@contextlib.asynccontextmanager
+async def serve_gateway(
+    folder: Path, engines: Sequence[PlayedEngine], route: Mapping[str, object]
+) -> AsyncIterator[ServedGateway]:
+    """Serve the engines' policy; the first engine's chat format is the gateway's."""
+    servers = []
+    for engine in engines:
+        server = Server([])
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(engine, server.grpc_server)
+        await server.start()
+        servers.append(server)
+    targets = [f"127.0.0.1:{server.port}" for server in servers]
+    async with serve_route(folder, engines[0].chat, targets, route) as served:
+        served.engines, served.servers = [*engines], servers
+        yield served
+    for server in servers:
+        await server.stop(0)

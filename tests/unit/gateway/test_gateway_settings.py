@@ -1,0 +1,54 @@
+"""Settings and routes: what is wrong is named before anything listens."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.support.gateway.served import make_settings
+
+from etude.common.errors import UserError
+from etude.gateway.server import open_listener
+from etude.gateway.settings import Settings, read_route
+
+NEEDED = {"ETUDE_GATEWAY_ROUTE": "r", "ETUDE_GATEWAY_KEYS": "k", "ETUDE_SCRATCH": "s"}
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_missing_setting_is_named(name: str) -> None:
+    with pytest.raises(KeyError, match=name):
+        Settings.from_env({key: value for key, value in NEEDED.items() if key != name})
+
+
+@pytest.mark.parametrize(
+    "wrong", ["ETUDE_PORT", "ETUDE_GATEWAY_PROCESSES", "ETUDE_GATEWAY_SESSION_TOKENS"]
+)
+def test_a_wrong_setting_is_named(wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        Settings.from_env({**NEEDED, wrong: "many"})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stable", []),
+        ("modelUri", "ftp://models"),
+        ("experiment", {"name": "a", "salt": "s", "share": 5001}),
+    ],
+)
+def test_a_wrong_field_of_a_route_is_named(tmp_path: Path, field: str, value: object) -> None:
+    route = {"model": "m", "modelUri": "file:///m", "stable": ["a:1"], field: value}
+    (tmp_path / "route.json").write_text(json.dumps(route))
+    with pytest.raises(UserError, match=field):
+        read_route(tmp_path / "route.json")
+
+
+def test_other_machines_are_not_served_in_the_clear(tmp_path: Path) -> None:
+    settings = make_settings(tmp_path, host="0.0.0.0")
+    with pytest.raises(UserError, match="not be encrypted"), open_listener(settings):
+        pass
+
+
+def test_a_folder_without_a_key_is_refused(tmp_path: Path) -> None:
+    settings = make_settings(tmp_path, tls_folder=tmp_path)
+    with pytest.raises(UserError, match=r"tls\.key"), open_listener(settings):
+        pass
