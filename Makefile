@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-routing bench-learner bench-trl search-model system-deps buf
+.PHONY: help demo smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-routing bench-learner bench-gateway bench-trl search-model system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -146,6 +146,9 @@ bench-trl: $(READY) ## a step and its rollouts beside TRL's, on the same 135M we
 
 bench-routing: $(READY) ## throughput, balance and prefix hits of 1 to 8 engines (simulated, a minute)
 	$(RUN) python bench/routing.py
+
+bench-gateway: $(READY) ## CPU of the gateway for a turn: first, continued, streamed (a minute)
+	$(RUN) python bench/gateway.py
 
 bench-operator: $(READY) ## runs a second, API writes, memory and restart of the operator (KWOK; Go, root, idle, ten minutes)
 	$(RUN) python hack/testbed/build.py
