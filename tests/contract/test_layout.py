@@ -18,6 +18,7 @@ SOURCE_ROOTS = [
     "services/envserver",
     "services/rewards",
     "services/gateway",
+    "services/feedback",
     "kernels",
     "cli",
     "examples/demo",

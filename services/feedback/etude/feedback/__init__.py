@@ -1,0 +1,1 @@
+"""Feedback service: events of users become signals, windows and decisions about candidates."""

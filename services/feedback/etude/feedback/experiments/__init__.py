@@ -1,0 +1,1 @@
+"""Statistics of experiments on users: pure functions from sums over users to verdicts."""
