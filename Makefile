@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-routing bench-learner bench-gateway bench-trl search-model system-deps buf
+.PHONY: help demo smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl search-model system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -143,6 +143,9 @@ bench-learner: $(READY) ## equal gradients of every form of a step, memory of he
 
 bench-trl: $(READY) ## a step and its rollouts beside TRL's, on the same 135M weights (CPU, idle, half an hour)
 	$(UV) run --locked --inexact --extra $(EXTRA) --group bench python bench/trl_comparison.py
+
+bench-ab: $(READY) ## A/B tests of checkpoints: false positives and power of each rule of stopping (simulated, half a minute)
+	$(RUN) python bench/ab_power.py
 
 bench-routing: $(READY) ## throughput, balance and prefix hits of 1 to 8 engines (simulated, a minute)
 	$(RUN) python bench/routing.py
