@@ -99,6 +99,10 @@ EXAMPLES = {
         "etude tasks import verifiers traces.jsonl --out mine",
     ),
     "traces": ("etude tasks traces demo", "etude tasks traces runs/mine --model runs/model"),
+    "experiment simulate": (
+        "etude experiment simulate --base 0.6 --effect 0.0137 --users 20000",
+        "etude experiment simulate --base 0.02 --effect 0.01 --users 4000 --looks 20",
+    ),
     "import harbor": (
         "etude tasks import harbor downloads/my-dataset --out mine",
         "etude tasks import harbor one --out mine --oci IMAGE=LAYOUT@sha256:…",

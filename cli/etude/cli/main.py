@@ -13,6 +13,7 @@ from etude.cli.verbs import (
     demo,
     doctor,
     env,
+    experiment,
     images,
     lint,
     logs,
@@ -53,6 +54,7 @@ app.add_typer(model.app, name="model")
 app.add_typer(weights.app, name="weights")
 app.add_typer(images.app, name="images")
 app.add_typer(env.app, name="env")
+app.add_typer(experiment.app, name="experiment")
 
 
 def main() -> None:

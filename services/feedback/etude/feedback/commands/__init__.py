@@ -1,0 +1,1 @@
+"""Programs of their own, each `python -m etude.feedback.commands.<name>`."""
