@@ -30,6 +30,7 @@ from etude.trainer.model.policy import Policy
 
 LONG = {
     "learnerRanks": 8,
+    "gpusPerReplica": 8,
     "mesh": {"shard": 4, "context": 2},
     "microBatchTokens": 131_072,
 }
