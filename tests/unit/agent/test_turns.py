@@ -19,7 +19,13 @@ from etude.agent.local import LocalEnvironment, ScriptedSampler
 from etude.agent.tool_calls import render_call
 from etude.agent.tools.base import ErrorKind, ToolOutcome
 from etude.agent.toolsets import toolset
-from etude.agent.trajectory import PolicySpan, RolloutEnding, Trajectory
+from etude.agent.trajectory import (
+    MAX_RESULT_BYTES,
+    PolicySpan,
+    RolloutEnding,
+    Trajectory,
+    cut_text,
+)
 from etude.agent.turns import (
     RolloutEnvironment,
     RolloutLimits,
@@ -104,6 +110,7 @@ async def test_costs_add_up(chat: ChatFormat) -> None:
     assert costs.completion_tokens == sum(done.links[0].loss_mask)
     parts = costs.prompt_tokens + costs.completion_tokens + costs.tool_output_tokens
     assert parts == len(done.links[0].token_ids)
+    assert costs.final_message_tokens == len(chat.completion("Done."))
 
 
 @dataclass(slots=True)
@@ -308,12 +315,24 @@ async def test_call_ids_are_unique_in_a_rollout_and_only_good_calls_travel(
     assert done.ending is RolloutEnding.STOPPED
 
 
-async def test_a_call_record_keeps_the_first_bytes_of_a_result(chat: ChatFormat) -> None:
+async def test_a_call_record_keeps_both_ends_of_a_long_result(chat: ChatFormat) -> None:
     sampler = ScriptedSampler(chat, iter([READ, "Done."]))
     task, at = RolloutTask(instruction="Fix add."), limits(tokens=100_000)
-    done = await run_rollout(sampler, Wordy("é" * 5000), chat, COMPACT, at, task)
-    assert done.calls[0].result == "é" * 2048
+    wordy = Wordy("é" * 5000 + "[exit code 1]")
+    done = await run_rollout(sampler, wordy, chat, COMPACT, at, task)
+    kept = done.calls[0].result
+    assert kept.startswith("é" * 1500)
+    assert kept.endswith("é[exit code 1]")
+    assert len(kept.encode()) <= MAX_RESULT_BYTES
     assert done.calls[0].is_error
+
+
+@given(text=st.text(max_size=40), times=st.integers(1, 400))
+def test_a_result_within_the_limit_is_kept_whole(text: str, times: int) -> None:
+    content = text * times
+    is_short = len(content.encode()) <= MAX_RESULT_BYTES
+    assert (cut_text(content) == content) is is_short
+    assert len(cut_text(content).encode()) <= MAX_RESULT_BYTES
 
 
 async def test_each_turn_leaves_its_trace_spans(

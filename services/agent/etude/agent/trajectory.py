@@ -8,7 +8,9 @@ from typing import NamedTuple
 from etude.common.weights import VersionId
 
 MAX_RESULT_BYTES = 4096
-"""Bytes of a result that a call record keeps."""
+"""Bytes of a result that a call record keeps, of a longer one its beginning and its end."""
+_LAST_BYTES = 1024
+_OMITTED = "\n…\n".encode()
 
 
 class RolloutEnding(IntEnum):
@@ -71,6 +73,8 @@ class RolloutCosts:
     tool_output_tokens: int = 0
     thinking_tokens: int = 0
     """Of the completion tokens, those of thinking."""
+    final_message_tokens: int = 0
+    """Of the completion tokens, those outside of thinking in completions without calls."""
     tool_calls: int = 0
     malformed_calls: int = 0
     turns: int = 0
@@ -141,3 +145,13 @@ class LinkDraft:
             sampler_logprobs=self.sampler_logprobs,
             spans=self.spans,
         )
+
+
+def cut_text(text: str) -> str:
+    """Text for a call record: of a long one both ends, as exit codes and totals stand last."""
+    data = text[: MAX_RESULT_BYTES + 1].encode()
+    if len(data) <= MAX_RESULT_BYTES:
+        return text
+    end = text[-_LAST_BYTES:].encode()[-_LAST_BYTES:]
+    first = data[: MAX_RESULT_BYTES - _LAST_BYTES - len(_OMITTED)]
+    return (first + _OMITTED + end).decode("utf-8", "ignore")

@@ -24,13 +24,13 @@ from etude.agent.tools.base import ErrorKind, Tool, ToolOutcome
 from etude.agent.tools.terminal import Finish
 from etude.agent.toolsets import Toolset
 from etude.agent.trajectory import (
-    MAX_RESULT_BYTES,
     CallRecord,
     ContextLink,
     LinkDraft,
     RolloutCosts,
     RolloutEnding,
     Trajectory,
+    cut_text,
 )
 from etude.common.errors import EtudeError, Problem, UnavailableError, UserError
 
@@ -202,12 +202,11 @@ class _Rollout:
         ids = completion.token_ids
         self.costs.turns += 1
         self.costs.completion_tokens += len(ids)
-        self.costs.thinking_tokens += count_thinking(
-            self.chat, ids, is_open=self.conversation.opens_thinking
-        )
+        thinking = count_thinking(self.chat, ids, is_open=self.conversation.opens_thinking)
+        self.costs.thinking_tokens += thinking
         self.link.append_sampled(ids, completion.logprobs, completion.spans)
         if ids[-1] not in self.chat.end_ids:
-            self.final_message = self.chat.decode(ids)
+            self._end_with(self.chat.decode(ids), tokens=len(ids) - thinking)
             return RolloutEnding.LENGTH_LIMIT
         text = self.chat.decode(ids[:-1])
         # A call that the policy only thinks about is not one.
@@ -217,7 +216,7 @@ class _Rollout:
         )
         calls, message = tool_format.parse(spoken)
         if not calls:
-            self.final_message = message
+            self._end_with(message, tokens=len(ids) - thinking)
             return RolloutEnding.STOPPED
         bound = self.tools.bind_turn(calls)
         outcomes = await self._run(turn, calls, bound)
@@ -228,6 +227,11 @@ class _Rollout:
             return RolloutEnding.STOPPED
         self._add_completion(text, calls, end=ids[-1])
         return self._continue(turn, outcomes)
+
+    def _end_with(self, message: str, *, tokens: int) -> None:
+        """Keep the text of a completion without calls, and what it costs."""
+        self.final_message = message
+        self.costs.final_message_tokens += tokens
 
     def _add_completion(
         self, text: str, calls: Sequence[ParsedCall | MalformedCall], *, end: int
@@ -342,12 +346,12 @@ class _Rollout:
 
 
 def _call_record(turn: int, call: ParsedCall | MalformedCall, outcome: ToolOutcome) -> CallRecord:
-    arguments = call.arguments if isinstance(call, ParsedCall) else {"raw": _start(call.raw)}
+    arguments = call.arguments if isinstance(call, ParsedCall) else {"raw": cut_text(call.raw)}
     return CallRecord(
         turn=turn,
         name=call.name if isinstance(call, ParsedCall) else "",
         arguments_json=_to_json(arguments),
-        result=_start(outcome.content),
+        result=cut_text(outcome.content),
         is_error=outcome.is_error,
         is_malformed=outcome.kind is ErrorKind.INVALID,
     )
@@ -364,13 +368,6 @@ def _turn_seed(seed: int | None, turn: int) -> int | None:
 
 def _to_json(arguments: Mapping[str, object]) -> str:
     return _JSON.encode(arguments)
-
-
-def _start(content: str) -> str:
-    """Beginning of a result, for its call record."""
-    if 4 * len(content) <= MAX_RESULT_BYTES:
-        return content
-    return content[:MAX_RESULT_BYTES].encode()[:MAX_RESULT_BYTES].decode("utf-8", "ignore")
 
 
 def _usage(prompt_tokens: int, completion: Completion) -> dict[str, str | int]:

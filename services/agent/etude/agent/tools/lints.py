@@ -30,7 +30,8 @@ _SUFFIXES = (".py", ".pyi")
 _KEPT_BYTES = "original-bytes"
 _MAX_KEPT_BYTES = 16 << 20
 """Bytes kept of files before their first edit; beyond it, read_lints shows nothing."""
-_COMMAND = ("check", "--isolated", "--no-cache", "--quiet", "--output-format=json")
+_CHECK = ("check", "--isolated", "--no-cache", "--quiet", "--output-format=json")
+_FORMAT = ("format", "--isolated", "--no-cache", "--quiet")
 
 
 class Lint(NamedTuple):
@@ -130,7 +131,7 @@ async def diagnostics(path: str, data: bytes) -> list[Lint]:
         raise ToolError(f"no lints: {path} is larger than {_MAX_BYTES >> 20} MiB")
     if not data.strip():
         return []
-    output = await _ruff(path, data)
+    output = await _ruff(_CHECK, path, data)
     try:
         rows = json.loads(output)
     except ValueError as error:
@@ -139,11 +140,25 @@ async def diagnostics(path: str, data: bytes) -> list[Lint]:
     return [_lint(row, lines) for row in rows]
 
 
-async def _ruff(path: str, data: bytes) -> bytes:
-    run = functools.partial(_jail().run, f"/{relative_path(path)}", data)
+async def format_file(path: str, data: bytes) -> bytes | None:
+    """A Python file as ruff's formatter writes it; None for other files and invalid Python.
+
+    Raises:
+        ToolError: the file is too large, or the formatter does not finish with it.
+        UnavailableError: there is no ruff on this machine.
+    """
+    if not path.endswith(_SUFFIXES) or not data.strip():
+        return None
+    if len(data) > _MAX_BYTES:
+        raise ToolError(f"{path} is larger than {_MAX_BYTES >> 20} MiB")
+    return await _ruff(_FORMAT, path, data) or None
+
+
+async def _ruff(command: Sequence[str], path: str, data: bytes) -> bytes:
+    run = functools.partial(_jail(tuple(command)).run, f"/{relative_path(path)}", data)
     output = await asyncio.get_running_loop().run_in_executor(_executor(), run)
     if output is None:
-        raise ToolError(f"no lints: the linter took too long on {path}")
+        raise ToolError(f"no lints: ruff took too long on {path}")
     return output
 
 
@@ -154,9 +169,9 @@ def _executor() -> ThreadPoolExecutor:
 
 
 @functools.cache
-def _jail() -> JailedProgram:
-    """Jail of this process: starting it takes as long as checking ten files."""
-    return JailedProgram((_executable(), *_COMMAND))
+def _jail(command: tuple[str, ...]) -> JailedProgram:
+    """Jail of this process for a command: starting it takes as long as checking ten files."""
+    return JailedProgram((_executable(), *command))
 
 
 def _executable() -> str:
