@@ -265,6 +265,7 @@ RLRUN = {
     "roles.inference.gateway.proxyNamespace": f"{OPERATOR}.builders.http_route",
     "roles.inference.gateway.requestTimeoutSeconds": f"{OPERATOR}.builders.http_route",
     **dict(under("roles.rewards", ROLE)),
+    "roles.rewards.secretRef.name": f"{OPERATOR}.builders.run secret",
     "roles.rewards.functions[].name": "etude.rewards.rubric",
     "roles.rewards.functions[].function": "etude.rewards.rubric",
     "roles.rewards.functions[].weight": "etude.rewards.rubric",

@@ -1,6 +1,8 @@
 """The curve of the length penalty, and the demo's use of it."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from etude.common.api.run.rewards import LengthPenaltyParameters
 from etude.rewards.functions import length_penalty
@@ -67,10 +69,51 @@ def test_a_failure_is_not_charged_for_its_length_when_only_success_is() -> None:
 
 def test_every_cost_weight_counts() -> None:
     costs = rollout_pb2.Costs(
-        prompt_tokens=1, completion_tokens=2, tool_output_tokens=3, tool_calls=4, turns=5
+        prompt_tokens=1,
+        completion_tokens=2 + 6 + 7,
+        thinking_tokens=2,
+        tool_output_tokens=3,
+        tool_calls=4,
+        turns=5,
+        final_message_tokens=6,
     )
-    names = ("promptTokens", "completionTokens", "toolOutputTokens", "toolCalls", "turns")
-    zero = dict.fromkeys(names, 0.0)
+    names = (
+        *("promptTokens", "thinkingTokens", "toolOutputTokens", "toolCalls", "turns"),
+        *("finalMessageTokens", "toolCallTokens"),
+    )
+    zero = dict.fromkeys((*names, "completionTokens"), 0.0)
     for count, name in enumerate(names, start=1):
         chosen = LengthPenaltyParameters.model_validate({"weights": zero | {name: 10.0}})
         assert length_penalty.weighted_costs(costs, chosen.weights) == 10 * count
+    sampled = LengthPenaltyParameters.model_validate({"weights": zero | {"completionTokens": 1.0}})
+    assert length_penalty.weighted_costs(costs, sampled.weights) == 15
+
+
+COSTS = st.builds(
+    rollout_pb2.Costs,
+    thinking_tokens=st.integers(0, 10**6),
+    final_message_tokens=st.integers(0, 10**6),
+    tool_output_tokens=st.integers(0, 10**6),
+    tool_calls=st.integers(0, 10**4),
+    turns=st.integers(0, 10**4),
+)
+
+
+@given(costs=COSTS, more=COSTS, calls=st.integers(0, 10**6), q=st.sampled_from([0, 0.5, 1, 2, 8]))
+def test_no_cost_lowers_the_penalty(
+    costs: rollout_pb2.Costs, more: rollout_pb2.Costs, calls: int, q: float
+) -> None:
+    weights = {"thinkingTokens": 1, "toolCallTokens": 2, "finalMessageTokens": 3, "turns": 4}
+    chosen = LengthPenaltyParameters.model_validate(
+        {"q": q, "weights": weights | {"toolOutputTokens": 0.5, "toolCalls": 6}}
+    )
+    longer = rollout_pb2.Costs()
+    for name in rollout_pb2.Costs.DESCRIPTOR.fields_by_name:
+        setattr(longer, name, getattr(costs, name) + getattr(more, name))
+    for each in (costs, longer):
+        each.completion_tokens = each.thinking_tokens + each.final_message_tokens + calls
+    before, after = (
+        length_penalty.penalty(rollout_pb2.Rollout(costs=each), chosen, success=1.0)
+        for each in (costs, longer)
+    )
+    assert 0 <= before <= after * (1 + 1e-12)

@@ -67,7 +67,10 @@ def run_policies(
     if roles.rewards is not None:
         part = _role_selector(run, names.REWARDS)
         ingress = [_from([_role_selector(run, names.TRAINER)], names.REWARDS)]
-        policies.append(_policy(run, names.REWARDS, part, ingress, [*egress, *environments]))
+        judges = _judge_egress(roles.rewards.judge_endpoints)
+        policies.append(
+            _policy(run, names.REWARDS, part, ingress, [*egress, *environments, *judges])
+        )
     # A Job has no peer that asks for its certificate.
     job = {names.SAVED_BY: run.metadata.name, names.ROLE: names.JANITOR}
     return [*policies, _policy(run, names.JANITOR, job, [], outside)]
@@ -239,6 +242,14 @@ def _external_egress(store: StoreAccess | None, otlp_endpoint: str | None) -> li
     if ports:
         rules.append(_internet_egress(sorted(set(ports))))
     return rules + _service_egress(url for url in urls if url is not None)
+
+
+def _judge_egress(endpoints: Sequence[str]) -> list[Rule]:
+    """Egress to the models that judge rollouts."""
+    if not endpoints:
+        return []
+    ports = sorted({_port_of(url) for url in endpoints})
+    return [_internet_egress(ports), *_service_egress(endpoints)]
 
 
 def _port_of(url: str | None) -> int:

@@ -219,7 +219,7 @@ def _run_pod(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Role
             *(env(item.name, item.value) for item in spec.env),
         ],
         secret=secret.name if secret is not None else None,
-        more_secrets=_hub_secrets(run, role),
+        more_secrets=_more_secrets(run, role),
         grace_s=pod_overrides.termination_grace_s(run, role, spec),
         certificate=_certificate(run, role, platform),
         resources=PodResources(
@@ -248,10 +248,14 @@ def _run_pod(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Role
     )
 
 
-def _hub_secrets(run: RLRun, role: str) -> list[str]:
-    """Only the trainer asks a hub of models, so only its pod has the token."""
-    secret = run.spec.model.secret_ref
-    return [secret.name] if secret is not None and role == names.TRAINER else []
+def _more_secrets(run: RLRun, role: str) -> list[str]:
+    """Only the trainer asks a hub of models and only rewards ask a judge: each has one key."""
+    rewards = run.spec.roles.rewards
+    secret = {
+        names.TRAINER: run.spec.model.secret_ref,
+        names.REWARDS: rewards.secret_ref if rewards is not None else None,
+    }.get(role)
+    return [secret.name] if secret is not None else []
 
 
 def _peer_env(run: RLRun, role: str, shape: RunShape) -> list[Manifest]:

@@ -13,6 +13,8 @@ class FaultReason(StrEnum):
     """No environment was granted or it was lost while grading, on every attempt."""
     GRADER_ERROR = "GraderError"
     """The verifier gives no valid reward even for the unmodified repository."""
+    JUDGE_FAILED = "JudgeFailed"
+    """The model that judges gave no majority of valid votes."""
     INVALID_TASK = "InvalidTask"
     """The task's folder cannot be read."""
 

@@ -2,8 +2,10 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Self
 
 from blake3 import blake3
@@ -11,8 +13,13 @@ from blake3 import blake3
 from etude.common.api.meta import number
 from etude.common.api.run.rewards import (
     BrokenCallsParameters,
+    CommunicationParameters,
+    DeferralParameters,
+    HabitsParameters,
+    JudgeParameters,
     LengthPenaltyParameters,
     Parameters,
+    StyleParameters,
     UnfinishedParameters,
     VerifierParameters,
     check_function,
@@ -20,7 +27,17 @@ from etude.common.api.run.rewards import (
 from etude.common.api.run.roles import RewardFunction
 from etude.common.errors import Problem, UserError
 from etude.rewards.faults import Fault, FaultReason
-from etude.rewards.functions import broken_calls, length_penalty, unfinished, verifier
+from etude.rewards.functions import (
+    broken_calls,
+    communication,
+    deferral,
+    habits,
+    judge,
+    length_penalty,
+    style,
+    unfinished,
+    verifier,
+)
 from etude.v1 import rollout_pb2
 
 LARGEST_REWARD = 1e6
@@ -30,6 +47,11 @@ VERSIONS = {
     "LengthPenalty": length_penalty.VERSION,
     "BrokenCalls": broken_calls.VERSION,
     "Unfinished": unfinished.VERSION,
+    "Style": style.VERSION,
+    "Communication": communication.VERSION,
+    "Habits": habits.VERSION,
+    "Deferral": deferral.VERSION,
+    "Judge": judge.VERSION,
 }
 
 
@@ -81,11 +103,15 @@ class Rubric:
         """The rubric of a run.
 
         Raises:
-            UserError: a function's parameters are wrong, or there is not exactly one verifier.
+            UserError: a function's parameters are wrong, there is not exactly one verifier, or
+                more than one deferral.
         """
         entries = tuple(_entry(index, function) for index, function in enumerate(functions))
-        if sum(entry.function == "Verifier" for entry in entries) != 1:
+        counts = Counter(entry.function for entry in entries)
+        if counts["Verifier"] != 1:
             raise UserError(_problem("", "exactly one entry must have function Verifier"))
+        if counts["Deferral"] > 1:
+            raise UserError(_problem("", "at most one entry may have function Deferral"))
         return cls(entries=entries)
 
     @property
@@ -100,10 +126,21 @@ class Rubric:
         ]
         return blake3(json.dumps(rows).encode()).hexdigest()
 
-    def score(self, rollout: rollout_pb2.Rollout, success: float) -> RewardValue | Fault:
-        """The reward of a rollout whose hidden tests gave this success. Pure."""
+    def score(
+        self,
+        rollout: rollout_pb2.Rollout,
+        success: float,
+        measured: Mapping[str, float] = MappingProxyType({}),
+    ) -> RewardValue | Fault:
+        """The reward of a rollout alone, whose hidden tests gave this success. Pure.
+
+        Args:
+            rollout: the record.
+            success: from 0 to 1.
+            measured: penalties of the functions that run something, by the entry's name.
+        """
         parts = tuple(
-            RewardPart(entry.name, _value(entry, rollout, success), entry.weight)
+            RewardPart(entry.name, _value(entry, rollout, success, measured), entry.weight)
             for entry in self.entries
         )
         reward = math.fsum(part.weight * part.value for part in parts)
@@ -111,17 +148,87 @@ class Rubric:
             return Fault(FaultReason.GRADER_ERROR, f"the rubric gives {reward}")
         return RewardValue(reward, success, parts)
 
+    def settle_deferrals(
+        self,
+        rollouts: Sequence[rollout_pb2.Rollout],
+        outcomes: Sequence[RewardValue | Fault],
+        *,
+        ambiguity: float,
+    ) -> list[RewardValue | Fault]:
+        """Rewards of one group in which each question gets its deferred reward. Pure.
 
-def _value(entry: RubricEntry, rollout: rollout_pb2.Rollout, success: float) -> float:
+        Args:
+            rollouts: siblings of one task. [G]
+            outcomes: of each alone. [G]
+            ambiguity: of the task's instruction, from 0 to 1.
+        """
+        entry = next((e for e in self.entries if e.function == "Deferral"), None)
+        if entry is None or not any(map(deferral.is_deferred, rollouts)):
+            return list(outcomes)
+        pairs = list(zip(rollouts, outcomes, strict=True))
+        rewards = [
+            outcome.reward
+            for rollout, outcome in pairs
+            if isinstance(outcome, RewardValue) and deferral.changes_files(rollout)
+        ]
+        siblings_mean = math.fsum(rewards) / len(rewards) if rewards else 0.0
+        value = deferral.deferred_reward(siblings_mean, cost=entry.weight, ambiguity=ambiguity)
+        return [
+            self._replace_success(outcome, entry, value)
+            if isinstance(outcome, RewardValue) and deferral.is_deferred(rollout)
+            else outcome
+            for rollout, outcome in pairs
+        ]
+
+    def _replace_success(
+        self, outcome: RewardValue, entry: RubricEntry, value: float
+    ) -> RewardValue:
+        """The outcome with a value in place of weight x success; the entry's part makes the sum."""
+        if not entry.weight:
+            return outcome
+        change = value - self.verifier.weight * outcome.success
+        parts = tuple(
+            part._replace(value=change / entry.weight) if part.name == entry.name else part
+            for part in outcome.parts
+        )
+        return outcome._replace(reward=outcome.reward + change, parts=parts)
+
+
+def _value(
+    entry: RubricEntry,
+    rollout: rollout_pb2.Rollout,
+    success: float,
+    measured: Mapping[str, float],
+) -> float:
     match entry.parameters:
-        case LengthPenaltyParameters() as parameters:
-            return -length_penalty.penalty(rollout, parameters, success=success)
-        case BrokenCallsParameters():
-            return -broken_calls.penalty(rollout)
-        case UnfinishedParameters():
-            return -unfinished.penalty(rollout)
         case VerifierParameters():
             return success
+        case LengthPenaltyParameters() as parameters:
+            return -length_penalty.penalty(rollout, parameters, success=success)
+        case StyleParameters() | JudgeParameters():
+            return -measured[entry.name]
+        case DeferralParameters():
+            return 0.0  # it depends on the siblings: see settle_deferrals
+        case parameters:
+            return -_penalty_of_calls(parameters, rollout)
+
+
+def _penalty_of_calls(
+    parameters: BrokenCallsParameters
+    | UnfinishedParameters
+    | CommunicationParameters
+    | HabitsParameters,
+    rollout: rollout_pb2.Rollout,
+) -> float:
+    match parameters:
+        case BrokenCallsParameters():
+            return broken_calls.penalty(rollout)
+        case UnfinishedParameters():
+            return unfinished.penalty(rollout)
+        case CommunicationParameters():
+            return communication.penalty(rollout, parameters)
+        case HabitsParameters():
+            return habits.penalty(rollout, parameters)
 
 
 def _entry(index: int, function: RewardFunction) -> RubricEntry:

@@ -1,20 +1,25 @@
-"""Scoring of one group: read the task, run the hidden tests, apply the rubric."""
+"""Scoring of one group: read the task, run the hidden tests, measure, apply the rubric."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from google.protobuf.message import DecodeError
+
 from etude.common import stores
+from etude.common.api.run.rewards import JudgeParameters, Parameters, StyleParameters
 from etude.common.api.storage import Storage
 from etude.common.errors import CorruptError, UnavailableError, UserError
 from etude.common.harbor import task as harbor_task
 from etude.rewards.faults import Fault, FaultReason
+from etude.rewards.functions import style
 from etude.rewards.functions.verifier import Verifier
 from etude.rewards.grading import GradingJob
+from etude.rewards.judge_client import JudgeClient
 from etude.rewards.rubric import RewardValue, Rubric
-from etude.v1 import rollout_pb2
+from etude.v1 import environments_pb2, rollout_pb2
 
 
 class GradedTask(NamedTuple):
@@ -32,6 +37,7 @@ class Scorer:
     verifier: Verifier
     storage: Storage
     scratch: Path
+    judge: JudgeClient = field(default_factory=JudgeClient)
 
     async def score(
         self,
@@ -51,11 +57,67 @@ class Scorer:
             return [Fault(FaultReason.INVALID_TASK, str(error))] * len(rollouts)
         except UnavailableError as error:
             return [Fault(FaultReason.ENVIRONMENT_LOST, str(error))] * len(rollouts)
-        outcomes = await self.verifier.grade(task.job, task.digest, rollouts)
-        return [
-            outcome if isinstance(outcome, Fault) else self.rubric.score(rollout, outcome)
-            for rollout, outcome in zip(rollouts, outcomes, strict=True)
-        ]
+        grades = await self.verifier.grade(task.job, task.digest, rollouts)
+        originals = await asyncio.to_thread(self._originals, task.job.task)
+        outcomes = await asyncio.gather(
+            *(
+                self._score(rollout, grade, task.job, originals)
+                for rollout, grade in zip(rollouts, grades, strict=True)
+            )
+        )
+        ambiguity = task.job.task.ambiguity
+        return self.rubric.settle_deferrals(rollouts, outcomes, ambiguity=ambiguity)
+
+    async def _score(
+        self,
+        rollout: rollout_pb2.Rollout,
+        grade: float | Fault,
+        job: GradingJob,
+        originals: Mapping[str, bytes],
+    ) -> RewardValue | Fault:
+        """Score a rollout alone: measure what functions need, and add up."""
+        if isinstance(grade, Fault):
+            return grade
+        measured: dict[str, float] = {}
+        for entry in self.rubric.entries:
+            penalty = await self._measure(entry.parameters, rollout, job, originals)
+            if isinstance(penalty, Fault):
+                return penalty
+            if penalty is not None:
+                measured[entry.name] = penalty
+        return self.rubric.score(rollout, grade, measured)
+
+    async def _measure(
+        self,
+        parameters: Parameters,
+        rollout: rollout_pb2.Rollout,
+        job: GradingJob,
+        originals: Mapping[str, bytes],
+    ) -> float | Fault | None:
+        """Penalty of a function that runs something; None for the others."""
+        if isinstance(parameters, StyleParameters):
+            try:
+                diff = environments_pb2.WorkspaceDiff.FromString(rollout.diff)
+                has_image = bool(job.task.image)
+                figures = await style.measure_style(diff, originals, has_image=has_image)
+            except UnavailableError as error:
+                return Fault(FaultReason.GRADER_ERROR, str(error))
+            except DecodeError as error:
+                return Fault(FaultReason.ROLLOUT_FAULT, f"its diff cannot be read: {error}")
+            return style.penalty(figures, parameters)
+        if isinstance(parameters, JudgeParameters):
+            try:
+                async with asyncio.timeout(max(0.0, job.left_s)):
+                    score = await self.judge.judge(parameters, job.task.instruction, rollout)
+            except TimeoutError:
+                return Fault(FaultReason.JUDGE_FAILED, "no score within the deadline of its group")
+            return score if isinstance(score, Fault) else 1 - score
+        return None
+
+    def _originals(self, task: harbor_task.HarborTask) -> Mapping[str, bytes]:
+        """First files of a task, if a function of the rubric compares with them."""
+        is_read = any(entry.function == "Style" for entry in self.rubric.entries)
+        return harbor_task.read_files(task.environment) if is_read else {}
 
     def _task(self, uri: str, pool: str, deadline_s: float) -> GradedTask:
         task = harbor_task.read_task(stores.local_folder(uri, self.scratch, self.storage))

@@ -1,7 +1,8 @@
 """RewardService: scores groups over gRPC."""
 
+import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -54,6 +55,7 @@ class RewardService(rewards_pb2_grpc.RewardServiceServicer):
                 deadline_s=started + ANSWER_SHARE * left_s,
             )
         metrics.REWARD_SECONDS.observe(time.monotonic() - started)
+        record_parts(outcomes)
         for rollout, outcome in zip(request.rollouts, outcomes, strict=True):
             record_reward_span(rollout, outcome)
         return rewards_pb2.ScoreResponse(
@@ -114,6 +116,16 @@ def record(rollout: rollout_pb2.Rollout, outcome: RewardValue | Fault) -> reward
             for part in outcome.parts
         ],
     )
+
+
+def record_parts(outcomes: Sequence[RewardValue | Fault]) -> None:
+    """Show the mean of each part over a group's rewards."""
+    values: dict[str, list[float]] = {}
+    for outcome in outcomes:
+        for part in outcome.parts if isinstance(outcome, RewardValue) else ():
+            values.setdefault(part.name, []).append(part.value)
+    for name, found in values.items():
+        metrics.REWARD_PART.labels(name=name).set(math.fsum(found) / len(found))
 
 
 def _attributes(request: rewards_pb2.ScoreRequest) -> dict[str, str | int]:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -24,6 +24,8 @@ class Settings:
     port: int
     probe_port: int
     traces_file: Path | None
+    judge_key: str = field(default="", repr=False)
+    """Bearer token for the endpoints of Judge functions; empty for none."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
@@ -41,4 +43,17 @@ class Settings:
             port=parse_port(env, "ETUDE_PORT", 7040),
             probe_port=parse_port(env, "ETUDE_PROBE_PORT", 8080),
             traces_file=parse_path(env, "ETUDE_TRACES_FILE"),
+            judge_key=_parse_key(env),
         )
+
+
+def _parse_key(env: Mapping[str, str]) -> str:
+    """The key of JUDGE_API_KEY, which people also set for other programs.
+
+    Raises:
+        ValueError: it cannot stand in a header; the message does not repeat it.
+    """
+    key = env.get("JUDGE_API_KEY", "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("JUDGE_API_KEY: has characters that no key has")
+    return key

@@ -7,6 +7,7 @@ from etude.common.errors import Problem, UserError
 from etude.common.role_inputs import ResolvedRun
 from etude.rewards.functions.verifier import Verifier
 from etude.rewards.grading import BrokerSandboxes
+from etude.rewards.judge_client import JudgeClient
 from etude.rewards.rubric import Rubric
 from etude.rewards.scoring import Scorer
 from etude.rewards.service import RewardService
@@ -41,7 +42,13 @@ def assemble(run: ResolvedRun, settings: Settings) -> ServiceParts:
         templates=templates,
         run_id=run.uid,
     )
-    scorer = Scorer(rubric, Verifier(parameters, sandboxes), run.spec.storage, settings.scratch)
+    scorer = Scorer(
+        rubric,
+        Verifier(parameters, sandboxes),
+        run.spec.storage,
+        settings.scratch,
+        JudgeClient(settings.judge_key),
+    )
     return ServiceParts(RewardService(scorer, frozenset(templates)), sandboxes)
 
 

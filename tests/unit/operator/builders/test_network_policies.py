@@ -300,3 +300,16 @@ def test_unmanaged_leaves_policies_to_the_namespace(run_body: Build, platform: P
         pool_of(platform, network=unmanaged),
     ):
         assert not [m for m in found if m["kind"] == "NetworkPolicy"]
+
+
+def test_only_rewards_reach_the_models_that_judge(run_body: Build, platform: Platform) -> None:
+    body = run_body()
+    functions = body["spec"]["roles"]["rewards"]["functions"]
+    for name, endpoint in (("a", "https://models.example.com:8443/v1"), ("b", "http://llm.serve")):
+        judge = {"endpoint": endpoint, "model": "m", "criteria": "c"}
+        functions.append({"name": name, "function": "Judge", "parameters": judge})
+    policies = [m for m in children(body, platform) if m["kind"] == "NetworkPolicy"]
+    for port, is_reached in ((8443, True), (80, True), (9999, False)):
+        assert reaches(policies, role("rewards"), "93.184.216.34", port) == is_reached
+    assert not reaches(policies, role("inference"), "93.184.216.34", 8443)
+    assert reaches(policies, role("rewards"), Pod({"app": "llm"}, "serve"), 8000)

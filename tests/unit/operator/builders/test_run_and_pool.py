@@ -339,3 +339,16 @@ def test_only_the_trainer_has_the_token_of_a_hub(run_body: Any, platform: Platfo
 
     assert secrets("trainer") == ["s3", "hub"]
     assert secrets("inference") == secrets("rewards") == ["s3"]
+
+
+def test_only_rewards_have_the_key_of_judges(run_body: Any, platform: Platform) -> None:
+    body = run_body()
+    judge = {"endpoint": "https://models.example.com/v1", "model": "m", "criteria": "c"}
+    rewards = body["spec"]["roles"]["rewards"]
+    rewards["functions"].append({"name": "taste", "function": "Judge", "parameters": judge})
+    rewards["secretRef"] = {"name": "judge"}
+    made = children_of(RLRun.model_validate(body), platform)
+    for role, expected in (("rewards", ["s3", "judge"]), ("trainer", ["s3"])):
+        spec = made["StatefulSet", f"demo-{role}"]["spec"]["template"]["spec"]
+        found = [each["secretRef"]["name"] for each in spec["containers"][0]["envFrom"]]
+        assert found == expected

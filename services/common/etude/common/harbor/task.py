@@ -61,6 +61,8 @@ class HarborTask:
     """Name of the image that it needs; empty where any will do."""
     is_graded_in_fork: bool = False
     """True if hidden tests run in a fork of the agent's sandbox and inspect its services."""
+    ambiguity: float = 0.0
+    """How far the instruction leaves open what is wanted, from 0 to 1."""
     solution_env: str = ""
     """The beginning of the shell command that runs solve.sh."""
 
@@ -134,6 +136,7 @@ def read_task(folder: Path) -> HarborTask:
         keeps_history=own.etude_keeps_history,
         image=own.etude_image or "",
         is_graded_in_fork=own.etude_grade == "fork",
+        ambiguity=own.etude_ambiguity,
         solution_env=task_file.export_commands(found.solution.env),
     )
 

@@ -85,7 +85,7 @@ class Section(BaseModel):
 
 
 class MetadataSection(Section):
-    """Free for authors; five keys of it are read here."""
+    """Free for authors; six keys of it are read here."""
 
     etude_verifier: str | None = Field(default=None, min_length=1, max_length=4096)
     """Runs the verifier in place of tests/test.sh."""
@@ -98,6 +98,9 @@ class MetadataSection(Section):
     etude_grade: Literal["clean", "fork"] = "clean"
     """Where hidden tests run: in a fresh sandbox, or in a fork of the agent's with its image's
     services, which proves less."""
+
+    etude_ambiguity: float = Field(default=0, ge=0, le=1, allow_inf_nan=False)
+    """How far the instruction leaves open what is wanted: at 1 a question costs nothing."""
 
     @model_validator(mode="after")
     def _has_services(self) -> Self:

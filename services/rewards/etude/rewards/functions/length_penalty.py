@@ -29,10 +29,18 @@ def weighted_costs(costs: rollout_pb2.Costs, weights: CostWeights) -> float:
     return (
         weights.prompt_tokens * costs.prompt_tokens
         + weights.completion_tokens * costs.completion_tokens
+        + weights.thinking_tokens * costs.thinking_tokens
+        + weights.tool_call_tokens * tool_call_tokens(costs)
+        + weights.final_message_tokens * costs.final_message_tokens
         + weights.tool_output_tokens * costs.tool_output_tokens
         + weights.tool_calls * costs.tool_calls
         + weights.turns * costs.turns
     )
+
+
+def tool_call_tokens(costs: rollout_pb2.Costs) -> int:
+    """Sampled tokens outside of thinking in completions with tool calls."""
+    return costs.completion_tokens - costs.thinking_tokens - costs.final_message_tokens
 
 
 def penalty(

@@ -27,7 +27,13 @@ class CostWeights(Model):
     prompt_tokens: Amount = 0
     """Per token of the opening prompt."""
     completion_tokens: Amount = 1
-    """Per token that the policy sampled."""
+    """Per token that the policy sampled; the next three divide these, and add to it."""
+    thinking_tokens: Amount = 0
+    """Per sampled token of thinking."""
+    tool_call_tokens: Amount = 0
+    """Per sampled token, outside of thinking, of completions with tool calls."""
+    final_message_tokens: Amount = 0
+    """Per sampled token, outside of thinking, of completions without tool calls."""
     tool_output_tokens: Amount = 0.2
     """Per token that the harness inserted between turns: tool output and its frame."""
     tool_calls: Amount = 0
@@ -69,8 +75,106 @@ class UnfinishedParameters(Model):
     """1 for a rollout that a limit ended instead of the policy."""
 
 
+class StyleWeights(Model):
+    """Weights of the parts of Style; their sum does not matter."""
+
+    size: Amount = 1
+    """Of the size of the change."""
+    lints: Amount = 1
+    """Of new lints."""
+    formatting: Amount = 1
+    """Of lines that the formatter would write otherwise."""
+
+
+class StyleParameters(Model):
+    """0 for a small, clean change, up to 1: the weighted mean of three parts, each from 0 to 1.
+
+    Lints and formatting are ruff's, of Python files, beyond those that the file had before. A file
+    that is too large for ruff counts in full. Files that only the image of a task has are left
+    out, as their first state is not known.
+    """
+
+    weights: StyleWeights = Field(default_factory=StyleWeights)
+    """What counts."""
+    free_lines: Annotated[int, Field(ge=0, le=1_000_000)] = 100
+    """Added and removed lines that cost nothing."""
+    max_lines: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
+    """Lines, beyond the free ones, from which the size counts in full."""
+    max_lints: Annotated[int, Field(ge=1, le=1_000_000)] = 5
+    """New lints from which they count in full."""
+    max_unformatted_lines: Annotated[int, Field(ge=1, le=1_000_000)] = 50
+    """Unformatted lines from which they count in full."""
+
+
+class CommunicationParameters(Model):
+    """1 if the final message claims what no tool result shows, else 0 or `silence`.
+
+    Claims are that tests pass, that linters or type checkers find nothing, and that a build works.
+    Each needs a command of that kind after the last edit whose result shows it.
+    """
+
+    silence: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
+    """Penalty of a rollout that the policy ended without a message."""
+
+
+class HabitsParameters(Model):
+    """Weighted share of four good habits that the rollout broke, from 0 to 1.
+
+    A habit that the rollout had no occasion for is not broken. A rollout whose calls are too large
+    to be scored broke all four.
+    """
+
+    reads_before_edits: Amount = 1
+    """Each file that it changes was shown to it in an earlier turn, or is its own."""
+    fixes_own_lints: Amount = 1
+    """The last diagnostics of each file that it changed are empty."""
+    runs_tests: Amount = 1
+    """Tests ran after its last edit."""
+    closes_todos: Amount = 1
+    """No to-do of its list is open at the end."""
+
+
+class DeferralParameters(Model):
+    """Reward of a rollout that ends with a question and has changed nothing.
+
+    In place of the verifier's part such a rollout gets the mean reward of its siblings that changed
+    something, less weight x (1 - ambiguity). So a question never pays on a clear task, and costs
+    nothing where the instruction is ambiguous: `etude_ambiguity` in the task's metadata, 0 to 1.
+    """
+
+
+class JudgeParameters(Model):
+    """1 - score, where a model gives the rollout a score from 0 to 1: the median of its votes.
+
+    The endpoint speaks OpenAI's chat completions with JSON schemas. The transcript is given to it
+    as JSON data; votes differ by their seed, at temperature 0. A rollout without a majority of
+    valid votes is masked.
+    """
+
+    endpoint: Annotated[str, Field(max_length=512, pattern=r"^https?://[^\s?#@]+$")]
+    """Base URL, to which /chat/completions is added; it gets the key of roles.rewards.secretRef."""
+    model: Annotated[str, Field(min_length=1, max_length=256)]
+    """Name of the model at the endpoint."""
+    criteria: Annotated[str, Field(min_length=1, max_length=8_192)]
+    """The score in words: from 0 for what, to 1 for what."""
+    votes: Annotated[int, Field(ge=1, le=9)] = 3
+    """Answers to ask for."""
+    max_chars: Annotated[int, Field(ge=1_000, le=1_000_000)] = 60_000
+    """Longest transcript; of a longer one both ends are shown."""
+    request_seconds: Annotated[int, Field(ge=1, le=600)] = 60
+    """Longest wait for one answer; it is asked for up to three times."""
+
+
 Parameters = (
-    VerifierParameters | LengthPenaltyParameters | BrokenCallsParameters | UnfinishedParameters
+    VerifierParameters
+    | LengthPenaltyParameters
+    | BrokenCallsParameters
+    | UnfinishedParameters
+    | StyleParameters
+    | CommunicationParameters
+    | HabitsParameters
+    | DeferralParameters
+    | JudgeParameters
 )
 
 PARAMETERS: Mapping[str, type[Parameters]] = MappingProxyType(
@@ -79,6 +183,11 @@ PARAMETERS: Mapping[str, type[Parameters]] = MappingProxyType(
         "LengthPenalty": LengthPenaltyParameters,
         "BrokenCalls": BrokenCallsParameters,
         "Unfinished": UnfinishedParameters,
+        "Style": StyleParameters,
+        "Communication": CommunicationParameters,
+        "Habits": HabitsParameters,
+        "Deferral": DeferralParameters,
+        "Judge": JudgeParameters,
     }
 )
 """Model of each function's parameters, by the function's name in a manifest."""

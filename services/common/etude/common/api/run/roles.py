@@ -323,7 +323,17 @@ class RewardFunction(Model):
 
     name: Name
     """Name of this part in records and curves."""
-    function: Literal["Verifier", "LengthPenalty", "BrokenCalls", "Unfinished"]
+    function: Literal[
+        "Verifier",
+        "LengthPenalty",
+        "BrokenCalls",
+        "Unfinished",
+        "Style",
+        "Communication",
+        "Habits",
+        "Deferral",
+        "Judge",
+    ]
     """See the rewards reference."""
     weight: Fraction = "1"
     """Share in the sum; penalties are subtracted."""
@@ -349,10 +359,28 @@ class RewardsRole(RoleSpec):
             fix="add {name: success, function: Verifier}, or remove all but one of them",
             field_path=".functions",
         ),
+        Rule(
+            cel="!has(self.secretRef) || self.functions.exists(f, f.function == 'Judge')",
+            holds=lambda s: s.secret_ref is None or bool(s.judge_endpoints),
+            message="secretRef is for endpoints: one of the functions must have function Judge",
+            fix="remove secretRef, or add a function Judge",
+            field_path=".secretRef",
+        ),
     )
 
     functions: Annotated[tuple[RewardFunction, ...], Field(min_length=1, max_length=32), NAMED]
     """The rubric."""
+    secret_ref: NameRef | None = None
+    """Secret with JUDGE_API_KEY, which the endpoints of Judge functions get as bearer token."""
+
+    @property
+    def judge_endpoints(self) -> tuple[str, ...]:
+        """URLs that the functions call."""
+        return tuple(
+            str(each.parameters.get("endpoint", ""))
+            for each in self.functions
+            if each.function == "Judge"
+        )
 
 
 class Roles(Model):

@@ -1,0 +1,117 @@
+"""Client of the models that judge rollouts: votes over HTTP, each question asked once."""
+
+import asyncio
+import json
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import urllib3
+from blake3 import blake3
+
+from etude.common.api.run.rewards import JudgeParameters
+from etude.rewards.faults import Fault, FaultReason
+from etude.rewards.functions import judge
+from etude.v1 import rollout_pb2
+
+log = logging.getLogger(__name__)
+
+CACHED_SCORES = 65_536
+MAX_CONCURRENT = 16
+ATTEMPTS = 3
+RETRY_S = 1.0
+"""Before the second attempt; the third waits twice as long."""
+_LATER = frozenset({408, 429, 500, 502, 503, 504})
+
+
+class _NoVoteError(Exception):
+    """An answer that is no vote; `is_temporary` if another attempt may give one."""
+
+    def __init__(self, what: str, *, is_temporary: bool) -> None:
+        super().__init__(what)
+        self.is_temporary = is_temporary
+
+
+@dataclass(slots=True)
+class JudgeClient:
+    """Asks endpoints for votes; scores are cached by the digest of the question."""
+
+    key: str = field(default="", repr=False)
+    """Bearer token; empty for none."""
+    retry_s: float = RETRY_S
+    _scores: OrderedDict[str, float] = field(default_factory=OrderedDict)
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT))
+    _pool: urllib3.PoolManager = field(
+        default_factory=lambda: urllib3.PoolManager(maxsize=MAX_CONCURRENT, retries=False)
+    )
+
+    async def judge(
+        self, parameters: JudgeParameters, instruction: str, rollout: rollout_pb2.Rollout
+    ) -> float | Fault:
+        """Score of a rollout from 0 to 1: the median vote, or the fault that masks it."""
+        body = judge.question(parameters, instruction, rollout)
+        asked = [parameters.endpoint, parameters.votes, judge.VERSION, body]
+        digest = blake3(json.dumps(asked).encode()).hexdigest()
+        if digest in self._scores:
+            self._scores.move_to_end(digest)
+            return self._scores[digest]
+        votes = await asyncio.gather(
+            *(self._vote(parameters, {**body, "seed": seed}) for seed in range(parameters.votes))
+        )
+        valid = [vote for vote in votes if isinstance(vote, float)]
+        score = judge.median_score(valid, asked=parameters.votes)
+        if score is None:
+            reason = next(vote for vote in votes if isinstance(vote, str))
+            what = f"{len(valid)} of {parameters.votes} votes are valid: {reason}"
+            return Fault(FaultReason.JUDGE_FAILED, what)
+        self._scores[digest] = score
+        if len(self._scores) > CACHED_SCORES:
+            self._scores.popitem(last=False)
+        return score
+
+    async def _vote(self, parameters: JudgeParameters, body: dict[str, object]) -> float | str:
+        """One vote, or the reason that there is none."""
+        reason = ""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(self.retry_s * attempt)
+            try:
+                # The limit of sockets is for each read: an answer may come byte by byte.
+                async with self._slots, asyncio.timeout(2 * parameters.request_seconds):
+                    return await asyncio.to_thread(self._ask, parameters, body)
+            except TimeoutError:
+                reason = "no answer: it takes too long"
+            except _NoVoteError as error:
+                reason = str(error)
+                log.warning("judge %s: %s", parameters.model, reason)
+                if not error.is_temporary:
+                    break
+        return reason
+
+    def _ask(self, parameters: JudgeParameters, body: dict[str, object]) -> float:
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        try:
+            # A redirect would carry the key and the transcript to another host.
+            answer = self._pool.request(
+                "POST",
+                f"{parameters.endpoint.rstrip('/')}/chat/completions",
+                body=json.dumps(body).encode(),
+                headers=headers,
+                timeout=urllib3.Timeout(total=parameters.request_seconds),
+                redirect=False,
+                preload_content=False,
+            )
+            try:
+                data = answer.read(judge.MAX_ANSWER_BYTES + 1, decode_content=True)
+            finally:
+                answer.close()
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise _NoVoteError(f"no answer: {type(error).__name__}", is_temporary=True) from error
+        if answer.status != 200:
+            raise _NoVoteError(f"HTTP status {answer.status}", is_temporary=answer.status in _LATER)
+        try:
+            return judge.parse_vote(data)
+        except ValueError as error:
+            raise _NoVoteError(f"invalid answer: {error}", is_temporary=False) from error
