@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl search-model system-deps buf
+.PHONY: help demo smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors search-model system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -152,6 +152,9 @@ bench-routing: $(READY) ## throughput, balance and prefix hits of 1 to 8 engines
 
 bench-gateway: $(READY) ## CPU of the gateway for a turn: first, continued, streamed (a minute)
 	$(RUN) python bench/gateway.py
+
+bench-monitors: $(READY) ## recall and false positives of the monitors, and two hacks that a policy learns (simulated, a minute)
+	$(RUN) python bench/monitors.py
 
 bench-operator: $(READY) ## runs a second, API writes, memory and restart of the operator (KWOK; Go, root, idle, ten minutes)
 	$(RUN) python hack/testbed/build.py

@@ -43,6 +43,15 @@ STALENESS = Histogram(
     buckets=(0, 1, 2, 4, 8, 16, 32, 64),
 )
 REWARD = Gauge("etude_trainer_reward_mean", "Mean reward of the last batch.")
+MONITOR_FIGURE = Gauge(
+    "etude_monitor_figure", "Figure of each monitor in the last window of rollouts.", ["monitor"]
+)
+MONITOR_LIMIT = Gauge("etude_monitor_limit", "Limit of that figure.", ["monitor"])
+MONITOR_RAISED = Counter(
+    "etude_monitor_raised_total",
+    "Times that a monitor began to raise windows, by the action that it asks for.",
+    ["monitor", "action"],
+)
 PUBLISH = Histogram("etude_weights_publish_seconds", "Publishing one policy version.")
 IN_FLIGHT = Gauge(
     "etude_weights_in_flight", "Versions that are encoded and not yet published and served."

@@ -9,6 +9,7 @@ from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.trainer.controller.admission.staleness import StalenessBound
 from etude.trainer.controller.journal.ledger import StepId
 from etude.trainer.controller.phases.targets import record_measurement
+from etude.trainer.controller.reporting.monitoring import BatchMonitors, judge_names
 from etude.trainer.controller.reporting.rows import (
     Row,
     StepFaults,
@@ -33,13 +34,19 @@ class StepAccounting:
     phase: str
     """Name of the phase."""
     bound: StalenessBound
+    _monitors: BatchMonitors = field(init=False)
     _retried: int = field(init=False)
     """Rollouts retried up to the last step."""
     _dropped: int = field(init=False)
     """Rollouts dropped up to the last step."""
 
     def __post_init__(self) -> None:
+        judges = judge_names(self.run.progress.resolved.spec.roles.rewards)
+        self._monitors = BatchMonitors(self._report_finding, judges)
         self._count_faults()
+
+    def _report_finding(self, message: str) -> None:
+        self.run.reporter.record_event("MonitorRaised", message, warning=True)
 
     def _count_faults(self) -> None:
         self._retried = self.run.progress.figures.retried
@@ -83,6 +90,10 @@ class StepAccounting:
             step_row(progress.position(), result, seconds=seconds)
             | {"policy_version": version, "rollout_seconds": round(waited_s, 3)}
             | policy_fields(result, records, staleness=staleness, faults=faults)
+            | self._monitors.add_batch(
+                [[group.finished[index] for index in sorted(group.finished)] for group in groups],
+                entropy=result.entropy,
+            )
             | ({"quarantined": [g.group_id for g in groups]} if result.is_skipped else {})
         )
 

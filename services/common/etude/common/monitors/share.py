@@ -1,0 +1,73 @@
+"""Comparison of a share that should be small with earlier windows, and with difficulty."""
+
+import statistics
+from collections.abc import Callable
+from typing import NamedTuple
+
+from etude.common.monitors.significance import Z_LIMIT, Ratio, correlation_z_score
+from etude.common.monitors.window import (
+    FEWEST_ROLLOUTS,
+    FEWEST_WINDOWS,
+    Action,
+    Finding,
+    Reference,
+    Window,
+)
+
+GROWTH = 1.5
+"""Largest share, as a multiple of the median of the reference."""
+CORRELATION = 0.3
+"""Largest correlation of the share with the difficulty of tasks."""
+WINDOWS = 7
+
+
+class ShareLimits(NamedTuple):
+    """Words and limits of one share."""
+
+    name: str
+    subject: str
+    floor: float
+    """Smallest share that the median counts as: half of nothing is nothing."""
+
+
+def check_share(
+    limits: ShareLimits,
+    measure: Callable[[Window], Ratio],
+    window: Window,
+    reference: Reference,
+    *,
+    action: Action,
+) -> Finding | None:
+    """Raise a share that grew by half, or that goes with the difficulty of tasks.
+
+    Both must be significant: z > 3.5 over the median or the largest correlation, with rollouts as
+    units.
+    """
+    if len(window.rollouts) < FEWEST_ROLLOUTS or len(reference) < FEWEST_WINDOWS:
+        return None
+    ratio = measure(window)
+    median = statistics.median(measure(each).value for each in reference[-WINDOWS:])
+    usual = max(limits.floor, median)
+    has_grown = ratio.value > GROWTH * usual and ratio.z_score(usual) > Z_LIMIT
+    is_for_hard_tasks = _difficulty_z_score(ratio, window) > Z_LIMIT
+    sentence = f"{ratio.value:.1%} {limits.subject}, against {median:.1%} before"
+    if is_for_hard_tasks:
+        sentence += f"; they are on hard tasks (correlation above {CORRELATION})"
+    return Finding(
+        monitor=limits.name,
+        figure=ratio.value,
+        limit=GROWTH * usual,
+        is_raised=has_grown or is_for_hard_tasks,
+        action=action,
+        sentence=sentence,
+    )
+
+
+def _difficulty_z_score(ratio: Ratio, window: Window) -> float:
+    pairs = [
+        (y / x, facts.difficulty)
+        for y, x, facts in zip(ratio.numerators, ratio.denominators, window.rollouts, strict=True)
+        if x and facts.difficulty is not None
+    ]
+    shares, difficulties = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    return correlation_z_score(shares, difficulties, limit=CORRELATION)
