@@ -1,0 +1,1 @@
+"""Evaluation of policies on suites of tasks: scores, comparisons by task, the evaluation gate."""
