@@ -294,6 +294,7 @@ RLRUN = {
     "evaluation[].phase": f"{CONTROLLER}.phases.evaluation",
     "evaluation[].everySteps": f"{CONTROLLER}.phases.evaluation",
     "evaluation[].limit": f"{CONTROLLER}.phases.evaluation",
+    "evaluation[].samples": f"{CONTROLLER}.phases.evaluation",
     "evaluation[].greedy": f"{CONTROLLER}.phases.evaluation",
     "scheduling.workload": "etude.common.api.run.scheduling self",
     "scheduling.admission": f"{OPERATOR}.builders.jobset",

@@ -20,13 +20,14 @@ from etude.common.weights import VersionId
 from etude.trainer.compactor.compactor import Compactor, CompactorConfig
 from etude.trainer.compactor.report import CompactorClient, CompactorReport
 from etude.trainer.controller.admission.plans import PlanReporter
-from etude.trainer.controller.admission.tasks import Task, TaskOrder
+from etude.trainer.controller.admission.tasks import TaskOrder
 from etude.trainer.controller.checkpoints.recovery import open_run
 from etude.trainer.controller.inputs import TaskSets
 from etude.trainer.controller.journal.audit import JournalAudit, audit_journal
 from etude.trainer.controller.program import train
 from etude.trainer.controller.publishing.engines import Engines
 from etude.trainer.controller.run import Run, RunServices, root_cause
+from etude.trainer.rollouts.tasks import Task
 
 SFT_STEPS = 4
 RL_STEPS = 6

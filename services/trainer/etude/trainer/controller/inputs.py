@@ -21,7 +21,8 @@ from etude.common.role_inputs import ResolvedRun
 from etude.common.store_urls import folder_of
 from etude.common.stores import WEIGHT_SUFFIXES, local_folder, open_run_store, open_source
 from etude.common.weights.protocol.epochs import latest_epoch
-from etude.trainer.controller.admission.tasks import Task, TaskOrder, find_tasks
+from etude.trainer.controller.admission.tasks import TaskOrder
+from etude.trainer.rollouts.tasks import Task, find_tasks
 from etude.trainer.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -85,6 +85,17 @@ class Scorer:
                 waited_s += RETRY_S
 
 
+def mask_rollout(
+    record: journal_pb2.JournalRollout, what: str, *, reason: str = "InvalidRollout"
+) -> None:
+    """Mask a rollout with a platform fault."""
+    log.error("rollout %s is unusable: %s", record.rollout.rollout_id, what)
+    record.rollout.ending = rollout_pb2.ENDING_PLATFORM_FAULT
+    record.rollout.fault = what
+    fault = rewards_pb2.RewardFault(reason=reason, message=what)
+    record.reward.fault.CopyFrom(fault)
+
+
 def _score_request(
     order: GroupRequest, rollouts: Sequence[rollout_pb2.Rollout]
 ) -> rewards_pb2.ScoreRequest:

@@ -6,7 +6,8 @@ import pytest
 
 from etude.trainer.controller.admission.forecast import LEAST_LEASES, WaveForecast
 from etude.trainer.controller.admission.plans import WAVES, upcoming_waves
-from etude.trainer.controller.admission.tasks import Task, TaskOrder
+from etude.trainer.controller.admission.tasks import TaskOrder
+from etude.trainer.rollouts.tasks import Task
 from etude.v1 import journal_pb2, rollout_pb2
 
 NOW_MS = 1_000_000

@@ -14,7 +14,8 @@ from etude.common.rpc.server import Server
 from etude.trainer.controller.admission import plans
 from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.trainer.controller.admission.plans import PlanReporter, order_by_readiness
-from etude.trainer.controller.admission.tasks import Task, TaskOrder
+from etude.trainer.controller.admission.tasks import TaskOrder
+from etude.trainer.rollouts.tasks import Task
 from etude.v1 import environments_pb2_grpc
 
 MakeWorld = Callable[..., Any]

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from etude.common.blobs import MemoryStore
 from etude.common.errors import UserError
-from etude.trainer.controller.admission import tasks
+from etude.trainer.controller.admission.tasks import TaskOrder
+from etude.trainer.rollouts import tasks
 from etude.trainer.seeding import derive_seed, permute_index
 
 
@@ -66,4 +67,4 @@ def test_a_task_without_an_instruction_is_named() -> None:
 def test_a_task_that_comes_twice_is_refused() -> None:
     task = tasks.Task(task_id="t", uri="file:///t", environment="repos")
     with pytest.raises(ValueError, match="twice"):
-        tasks.TaskOrder(tasks=(task, task), seed=0)
+        TaskOrder(tasks=(task, task), seed=0)

@@ -13,6 +13,8 @@ from etude.trainer.controller.phases.evaluation import Evaluator
 from etude.v1 import run_pb2
 
 MakeWorld = Callable[..., Any]
+SFT_STEPS = 4
+"""Steps of the phase before the evaluated one."""
 
 
 def _evaluator(world: Any, uri: str) -> Evaluator:
@@ -65,3 +67,23 @@ async def test_an_evaluation_whose_tasks_were_not_found_at_the_start_is_skipped(
     assert await Evaluator(run=run, phase=rl, tasks={}).evaluate()
     await run.reporter.recorder.finish()
     assert "EvaluationSkipped" in {row["reason"] for row in world.rows("event")}
+
+
+async def test_each_task_has_its_samples_in_the_sampled_pass_and_one_in_the_greedy_one(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world()
+    (held_out,) = world.spec["evaluation"]
+    world.spec["evaluation"] = [{**held_out, "samples": 3}]
+    assert await world.train()
+    record = world.runs[-1].reporter.recorder.record
+    sampled, greedy = (
+        list(record.rollouts(SFT_STEPS, split))
+        for split in ("eval-held-out", "eval-held-out-greedy")
+    )
+    assert len({row["rollout_id"] for row in sampled}) == len(sampled) == 12
+    assert len(greedy) == 4
+    row = world.rows("eval")[0]
+    assert row["success"] == pytest.approx(sum(each["success"] for each in sampled) / 12)
+    assert set(row["best_of"]) == {"2"}
+    assert row["best_of"]["2"] >= row["success"]

@@ -96,6 +96,19 @@ def test_an_evaluation_shows_both_modes() -> None:
     assert "greedy_success" not in evaluation_fields("held-out", sampled=sampled, greedy=[])
 
 
+def test_tasks_with_more_samples_weigh_no_more_and_have_a_best_of_several() -> None:
+    successes = {"a": [1.0, 0.0, 0.0, 0.0], "b": [1.0, 1.0]}
+    records = []
+    for task, values in successes.items():
+        for place, success in enumerate(values):
+            records.append(record(f"{task}-{place}", success, success=success))
+            records[-1].rollout.task_id = task
+    fields = evaluation_fields("held-out", sampled=records, greedy=[])
+    assert fields["success"] == pytest.approx((0.25 + 1) / 2)
+    assert fields["best_of"] == {"2": pytest.approx((0.5 + 1) / 2)}
+    assert "best_of" not in evaluation_fields("held-out", sampled=records[:1], greedy=[])
+
+
 def transcript(chat: ChatFormat) -> Link:
     """One call and its result, as the turn loop leaves them."""
     pieces = [
@@ -119,6 +132,28 @@ def test_a_rollout_reads_turn_by_turn(chat: ChatFormat) -> None:
     assert row["turns"][2]["text"] == "calls a tool"
     assert row["turns"][-1] == {"role": "assistant", "text": "Done."}
     assert [t["text"] for t in row["turns"][3:5]] == ["first", "<|end|> as text"]
+
+
+def test_a_rollout_has_its_costs_and_its_edits_without_evidence() -> None:
+    rollout = Rollout(
+        rollout_id="r",
+        costs=Costs(
+            prompt_tokens=10,
+            tool_output_tokens=5,
+            completion_tokens=7,
+            tool_seconds=0.25,
+            token_seconds=1.5,
+        ),
+        calls=[
+            CallRecord(turn=0, name="read_file", arguments_json='{"path": "a.py"}'),
+            CallRecord(turn=1, name="search_replace", arguments_json='{"path": "a.py"}'),
+            CallRecord(turn=1, name="search_replace", arguments_json='{"path": "b.py"}'),
+        ],
+    )
+    scored = JournalRollout(rollout=rollout, reward=RewardRecord(reward=1.0))
+    (row,) = rollout_rows([scored], None)
+    assert (row["read_tokens"], row["sampled_tokens"], row["seconds"]) == (15, 7, 1.75)
+    assert row["edits_without_evidence"] == 1
 
 
 def test_a_masked_rollout_says_why(chat: ChatFormat) -> None:

@@ -126,6 +126,8 @@ class Evaluation(Model):
     """Optimiser steps between evaluations."""
     limit: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Tasks per evaluation between the first and the last; all of them unless set."""
+    samples: Annotated[int, Field(ge=1, le=64)] = 1
+    """Rollouts of each task in the sampled pass, for the mean and the best of several."""
     greedy: Literal["Always", "Ends", "Never"] = "Ends"
     """When a greedy pass runs too: at each evaluation, at the first and the last, never."""
 

@@ -25,7 +25,8 @@ from etude.trainer.rollouts.protocol import (
     RolloutWorkers,
     WorkerLostError,
 )
-from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2
+from etude.trainer.rollouts.scoring import mask_rollout
+from etude.v1 import journal_pb2
 
 log = logging.getLogger(__name__)
 _TRACER = trace.get_tracer("etude.trainer")
@@ -163,17 +164,6 @@ class RolloutDispatcher:
         summary = known.get(pool) or self.reporter.status.environments.add(pool=pool)
         summary.driver = result.driver
         summary.isolation = result.isolation
-
-
-def mask_rollout(
-    record: journal_pb2.JournalRollout, what: str, *, reason: str = "InvalidRollout"
-) -> None:
-    """Mask a rollout with a platform fault."""
-    log.error("rollout %s is unusable: %s", record.rollout.rollout_id, what)
-    record.rollout.ending = rollout_pb2.ENDING_PLATFORM_FAULT
-    record.rollout.fault = what
-    fault = rewards_pb2.RewardFault(reason=reason, message=what)
-    record.reward.fault.CopyFrom(fault)
 
 
 def _count_lost(result: GroupResult) -> None:

@@ -2,28 +2,22 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from etude.common.api.run.phases import Phase, RolloutPolicy
 from etude.common.api.run.spec import Evaluation
 from etude.common.errors import EtudeError
 from etude.common.stores import open_source
-from etude.trainer.controller.admission.dispatch import mask_rollout
 from etude.trainer.controller.admission.dropping import QuarantineFilter
-from etude.trainer.controller.admission.quarantine_marks import RedrawReason
-from etude.trainer.controller.admission.tasks import Task, find_tasks
 from etude.trainer.controller.checkpoints.state import EvaluationResult
 from etude.trainer.controller.reporting.rows import evaluation_fields, rollout_rows
 from etude.trainer.controller.run import Run
 from etude.trainer.rollouts.protocol import GroupRequest
-from etude.trainer.routing.table import Purpose
-from etude.trainer.seeding import derive_seed
+from etude.trainer.rollouts.suites import Marks, Records, SuitePass, SuiteRunner
+from etude.trainer.rollouts.tasks import Task, find_tasks
 from etude.v1 import journal_pb2, run_pb2
-
-REDRAWS = 3
-"""Redraws of a rollout that a marked engine sampled; after that it counts as lost."""
 
 
 class EvaluationPass(NamedTuple):
@@ -71,7 +65,7 @@ class Evaluator:
             tasks = (await self._tasks_of(evaluation))[: found.limit]
             if not tasks:
                 continue
-            if not await self._evaluate(evaluation.name, tasks, is_greedy=found.is_greedy):
+            if not await self._evaluate(evaluation, tasks, is_greedy=found.is_greedy):
                 return False
             self.run.progress.cursor.evaluated.append(key)
         return True
@@ -111,13 +105,19 @@ class Evaluator:
         store = open_source(task_set.uri, self.run.progress.resolved.spec.storage)
         return find_tasks(store, name=task_set.name, environment=task_set.environment)
 
-    async def _evaluate(self, name: str, tasks: tuple[Task, ...], *, is_greedy: bool) -> bool:
-        run = self.run
+    async def _evaluate(
+        self, evaluation: Evaluation, tasks: tuple[Task, ...], *, is_greedy: bool
+    ) -> bool:
+        run, name = self.run, evaluation.name
         run.reporter.set_state(run_pb2.RUN_STATE_EVALUATING)
-        sampled = await run.commands.run_unless_stopped(self._run_pass(name, tasks, greedy=False))
+        sampled = await run.commands.run_unless_stopped(
+            self._run_pass(evaluation, tasks, greedy=False)
+        )
         greedy: list[journal_pb2.JournalRollout] | None = []
         if is_greedy and sampled is not None:
-            greedy = await run.commands.run_unless_stopped(self._run_pass(name, tasks, greedy=True))
+            greedy = await run.commands.run_unless_stopped(
+                self._run_pass(evaluation, tasks, greedy=True)
+            )
         run.reporter.set_state(run_pb2.RUN_STATE_RUNNING)
         if sampled is None or greedy is None:
             return False
@@ -133,17 +133,26 @@ class Evaluator:
         return True
 
     async def _run_pass(
-        self, name: str, tasks: Sequence[Task], *, greedy: bool
+        self, evaluation: Evaluation, tasks: Sequence[Task], *, greedy: bool
     ) -> list[journal_pb2.JournalRollout]:
-        """Run one rollout per task; leave out those that the platform lost."""
-        run = self.run
+        """Run the rollouts of a pass; leave out those that the platform lost."""
+        run, name = self.run, evaluation.name
         mode = "greedy" if greedy else "sampled"
-        prefix = f"eval-{name}-{run.progress.cursor.global_step}-{mode}"
-        orders = [
-            self._order(f"{prefix}-{index}", task, greedy=greedy)
-            for index, task in enumerate(tasks)
-        ]
-        records = await self._draw_trusted(name, orders)
+        runner = SuiteRunner(
+            run_group=self._run_group,
+            find_marked=self._find_marked,
+            on_redraw=lambda marked: self._report_redraw(name, marked),
+        )
+        records = await runner.run(
+            SuitePass(
+                prefix=f"eval-{name}-{run.progress.cursor.global_step}-{mode}",
+                tasks=tasks,
+                samples=1 if greedy else evaluation.samples,
+                temperature=0.0 if greedy else 1.0,
+                seed=self.phase.seed,
+                limits=self.phase.rollout or RolloutPolicy(),
+            )
+        )
         run.reporter.recorder.write_rollouts(
             run.progress.cursor.global_step,
             f"eval-{name}-greedy" if greedy else f"eval-{name}",
@@ -157,57 +166,18 @@ class Evaluator:
             )
         return scored
 
-    async def _draw_trusted(
-        self, name: str, orders: Sequence[GroupRequest]
-    ) -> list[journal_pb2.JournalRollout]:
-        """Run one rollout per request; redraw those that marked weights sampled."""
-        marked: Mapping[str, RedrawReason] = {}
-        records = await self._run_all(orders)
-        for draw in range(1, REDRAWS + 2):
-            marked = await self._find_marked(records)
-            if not marked or draw > REDRAWS:
-                break
-            counts = ", ".join(f"{n} {why}" for why, n in Counter(marked.values()).items())
-            message = f"evaluation {name}: {len(marked)} rollouts are redrawn: {counts}"
-            self.run.reporter.record_event("RolloutsRedrawn", message, warning=True)
-            again = [order for order in orders if order.group_id in marked]
-            anew = await self._run_all([replace(o, draws=(draw,)) for o in again])
-            records = [r for r in records if r.rollout.group_id not in marked] + anew
-        for record in records:
-            if (why := marked.get(record.rollout.group_id)) is not None:
-                mask_rollout(record, f"{why}, after {REDRAWS} redraws", reason="SuspectPolicy")
-        return records
-
-    async def _find_marked(
-        self, records: Sequence[journal_pb2.JournalRollout]
-    ) -> Mapping[str, RedrawReason]:
-        """Rollouts that marked weights sampled, by group id, with the reason."""
-        await self._filter.refresh()
-        scored = [r.rollout for r in records if r.reward.WhichOneof("result") == "reward"]
-        found = {each.group_id: self._filter.marks.drop_reason(each) for each in scored}
-        return {name: reason for name, reason in found.items() if reason is not None}
-
-    async def _run_all(self, orders: Sequence[GroupRequest]) -> list[journal_pb2.JournalRollout]:
-        async with asyncio.TaskGroup() as group:
-            pending = [
-                group.create_task(self._roll_out(order), name=order.group_id) for order in orders
-            ]
-        return [record for task in pending for record in task.result()]
-
-    async def _roll_out(self, order: GroupRequest) -> list[journal_pb2.JournalRollout]:
-        records = await self.run.dispatcher.run_group(order)
+    async def _run_group(self, request: GroupRequest) -> list[journal_pb2.JournalRollout]:
+        records = await self.run.dispatcher.run_group(request)
         self.run.progress.figures.evaluated += len(records)
         return [record.record.rollout for record in records]
 
-    def _order(self, group_id: str, task: Task, *, greedy: bool) -> GroupRequest:
-        return GroupRequest(
-            group_id=group_id,
-            task_id=task.task_id,
-            task_uri=task.uri,
-            environment=task.environment,
-            indices=(0,),
-            seed=derive_seed(self.phase.seed, group_id),
-            temperature=0.0 if greedy else 1.0,
-            purpose=Purpose.EVALUATION,
-            limits=self.phase.rollout or RolloutPolicy(),
-        )
+    async def _find_marked(self, records: Records) -> Marks:
+        await self._filter.refresh()
+        scored = [r.rollout for r in records if r.reward.WhichOneof("result") == "reward"]
+        found = {each.rollout_id: self._filter.marks.drop_reason(each) for each in scored}
+        return {name: reason for name, reason in found.items() if reason is not None}
+
+    def _report_redraw(self, name: str, marked: Marks) -> None:
+        counts = ", ".join(f"{n} {why}" for why, n in Counter(marked.values()).items())
+        message = f"evaluation {name}: {len(marked)} rollouts are redrawn: {counts}"
+        self.run.reporter.record_event("RolloutsRedrawn", message, warning=True)

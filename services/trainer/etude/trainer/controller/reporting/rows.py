@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from etude.agent.chat import ChatFormat
 from etude.agent.chat.pieces import PieceReader
 from etude.agent.toolsets import list_schemas
+from etude.common.evaluation.rollout_metrics import edits_without_evidence, latency_s
+from etude.common.evaluation.scores import Samples, best_of_k, mean_at_n
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.manifest import Stats
 from etude.trainer.controller.reporting.behaviour import behaviour
@@ -159,20 +161,43 @@ def evaluation_fields(
     sampled: Sequence[journal_pb2.JournalRollout],
     greedy: Sequence[journal_pb2.JournalRollout],
 ) -> Row:
-    """Fields of an evaluation: success, and behaviour in both modes."""
+    """Fields of an evaluation: success, and behaviour in both modes.
+
+    Args:
+        name: of the evaluation.
+        sampled: at least one; of a task with several samples the mean counts.
+        greedy: none without a greedy pass.
+    """
     row: Row = {
         "name": name,
         "count": len(sampled),
-        "success": mean(record.reward.success for record in sampled),
+        "success": mean_at_n(_successes(sampled)),
         "reward_mean": mean(record.reward.reward for record in sampled),
         "length_mean": mean(length(record.rollout) for record in sampled),
         "turns_mean": mean(record.rollout.costs.turns for record in sampled),
         "behaviour": {"sampled": asdict(behaviour(r.rollout.calls for r in sampled))},
     }
+    if best := _best_successes(_successes(sampled)):
+        row["best_of"] = best
     if greedy:
         row["greedy_success"] = mean(record.reward.success for record in greedy)
         row["behaviour"]["greedy"] = asdict(behaviour(r.rollout.calls for r in greedy))
     return row
+
+
+def _successes(records: Iterable[journal_pb2.JournalRollout]) -> dict[str, list[float]]:
+    """Success of the samples of each task."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        found.setdefault(record.rollout.task_id, []).append(float(record.reward.success))
+    return found
+
+
+def _best_successes(samples: Samples) -> dict[str, float]:
+    """Best-of-K for K = 2, 4, 8 and so on, up to the number of samples that every task has."""
+    least = min(map(len, samples.values()))
+    powers = itertools.takewhile(lambda k: k <= least, (2**n for n in itertools.count(1)))
+    return {str(k): best_of_k(samples, k=k) for k in powers}
 
 
 def mean(values: Iterable[float]) -> float:
@@ -215,6 +240,10 @@ def _rollout_row(record: journal_pb2.JournalRollout, reader: PieceReader | None)
         "index": rollout.index,
         "ending": _ending_name(rollout),
         "tokens": length(rollout),
+        "read_tokens": rollout.costs.prompt_tokens + rollout.costs.tool_output_tokens,
+        "sampled_tokens": rollout.costs.completion_tokens,
+        "seconds": round(latency_s(rollout.costs), 3),
+        "edits_without_evidence": edits_without_evidence(rollout.calls),
         "turns": turns(rollout, reader) if reader is not None else [],
         "calls": [
             {"turn": c.turn, "name": c.name, "is_error": c.is_error, "is_malformed": c.is_malformed}
