@@ -1,0 +1,250 @@
+"""`python -m etude.trainer.commands.evaluate JOB.json`: an evaluation without a run.
+
+It drives agents against engines that serve one version, environments of a pool and a reward
+service, all of them started by others. Killed and started again, it goes on where it was.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from etude.agent.chat import ChatFormat
+from etude.common.api.meta import Model, Name, Uri
+from etude.common.api.run.phases import RolloutPolicy, TaskSet
+from etude.common.api.storage import Storage
+from etude.common.blobs import ExistsError, Store
+from etude.common.errors import EtudeError, Problem, UserError
+from etude.common.run_folder.record import open_record
+from etude.common.stores import WEIGHT_SUFFIXES, local_folder, open_run_store, open_source
+from etude.common.weights import VersionId
+from etude.trainer.controller.reporting.rows import Row, evaluation_fields, rollout_rows
+from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
+from etude.trainer.rollouts.suite_results import SuiteResults
+from etude.trainer.rollouts.suites import Marks, Records, SuitePass, SuiteRunner
+from etude.trainer.rollouts.tasks import find_tasks
+from etude.trainer.rollouts.worker import RolloutWorker
+from etude.trainer.routing.table import EngineState, RoutingTable
+from etude.v1 import journal_pb2
+
+log = logging.getLogger(__name__)
+
+IDENTITY = "job.json"
+SUMMARY = "result.json"
+Target = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+class EvaluationJob(Model):
+    """One policy version on one suite."""
+
+    name: Name
+    """Of the evaluation; part of every rollout's id."""
+    uid: Annotated[str, Field(min_length=1, max_length=64)]
+    """Owner of its environments at the broker."""
+    policy: Annotated[str, Field(pattern=r"^[0-9]{1,9}\.[0-9]{1,12}$")]
+    """Version that the engines serve; rollouts that another one touched do not count."""
+    model: Uri
+    """Folder with the tokenizer."""
+    tasks: TaskSet
+    """The suite."""
+    limit: Annotated[int, Field(ge=1)] | None = None
+    """Tasks at most; all of them unless set."""
+    samples: Annotated[int, Field(ge=1, le=64)] = 1
+    """Rollouts of each task."""
+    greedy: bool = False
+    """Take the likeliest token, instead of sampling at temperature 1."""
+    seed: int = 0
+    """Seeds of all rollouts follow from it."""
+    rollout: RolloutPolicy = RolloutPolicy()
+    """Limits of a rollout."""
+    engines: Annotated[tuple[Target, ...], Field(min_length=1)]
+    """host:port of each engine."""
+    broker: Target
+    """host:port of the pool's broker."""
+    template: Name
+    """Template of the pool."""
+    rewards: Target
+    """host:port of the reward service."""
+    score_timeout_seconds: Annotated[int, Field(ge=1)] = 600
+    """Longest time of scoring one rollout."""
+    outage_seconds: Annotated[int, Field(ge=1)] = 300
+    """Longest wait for an engine, a broker or the store that does not answer."""
+    storage: Storage
+    """Prefix of the results, which nothing else uses."""
+
+    def identity(self) -> bytes:
+        """The fields that decide about results: no addresses and no waiting times."""
+        fields = {
+            "name",
+            "policy",
+            "model",
+            "tasks",
+            "limit",
+            "samples",
+            "greedy",
+            "seed",
+            "rollout",
+        }
+        return self.model_dump_json(include=fields, by_alias=True).encode()
+
+
+@dataclass(slots=True, kw_only=True)
+class JobRunner:
+    """Runs groups on a worker in this process; rollouts that are finished are not run again."""
+
+    job: EvaluationJob
+    worker: RolloutWorker
+    results: SuiteResults
+    finished: dict[str, journal_pb2.JournalRollout] = field(default_factory=dict)
+
+    async def run_group(self, request: GroupRequest) -> list[journal_pb2.JournalRollout]:
+        names = {index: request.rollout_id(index) for index in request.indices}
+        known = [self.finished[name] for name in names.values() if name in self.finished]
+        left = tuple(index for index, name in names.items() if name not in self.finished)
+        if not left:
+            return known
+        engines = tuple((target, EngineState.LIVE) for target in self.job.engines)
+        routing = RoutingTable(revision=1, engines=engines)
+        answer = await self.worker.run_group(replace(request, indices=left, routing=routing))
+        records = [journal_pb2.JournalRollout.FromString(data) for data in answer.records]
+        await asyncio.to_thread(self.results.write, records)
+        return known + records
+
+    async def find_marked(self, records: Records) -> Marks:
+        return self.results.find_marked(records)
+
+    def report_redraw(self, marked: Marks) -> None:
+        log.warning("%d rollouts are redrawn: other versions touched them", len(marked))
+
+
+async def evaluate(job: EvaluationJob) -> Row:
+    """Run or finish an evaluation; returns the content of result.json.
+
+    Raises:
+        UserError: the suite has no task, the model folder does not exist, or another job has
+            results at this prefix.
+        EtudeError: a store does not answer.
+    """
+    store = open_run_store(job.storage.uri, job.storage)
+    await asyncio.to_thread(_check_identity, job, store)
+    source = open_source(job.tasks.uri, job.storage)
+    tasks = find_tasks(source, name=job.tasks.name, environment=job.tasks.environment)[: job.limit]
+    results = SuiteResults(store=store, policy=VersionId.parse(job.policy))
+    finished = await asyncio.to_thread(results.read)
+    with TemporaryDirectory(prefix="etude-evaluation-") as scratch:
+        model = local_folder(job.model, Path(scratch), job.storage, leave_out=WEIGHT_SUFFIXES)
+        chat = ChatFormat.load(model)
+        worker = RolloutWorker(_worker_config(job, model))
+        runner = JobRunner(job=job, worker=worker, results=results, finished=finished)
+        try:
+            records = await SuiteRunner(
+                run_group=runner.run_group,
+                find_marked=runner.find_marked,
+                on_redraw=runner.report_redraw,
+            ).run(
+                SuitePass(
+                    prefix=f"eval-{job.name}",
+                    tasks=tasks,
+                    samples=job.samples,
+                    temperature=0.0 if job.greedy else 1.0,
+                    seed=job.seed,
+                    limits=job.rollout,
+                )
+            )
+        finally:
+            await worker.close()
+    rows = rollout_rows(_sort(records), chat)
+    open_record(store).write_rollouts(0, f"eval-{job.name}", rows)
+    summary = summarise(job, records)
+    store.put(SUMMARY, json.dumps(summary, indent=2).encode())
+    return summary
+
+
+def _check_identity(job: EvaluationJob, store: Store) -> None:
+    """Claim a prefix for a job, or find it claimed by an equal one.
+
+    Raises:
+        UserError: another job has results there.
+    """
+    with contextlib.suppress(ExistsError):
+        store.create(IDENTITY, job.identity())
+    if store.get(IDENTITY) != job.identity():
+        what, fix = "holds the results of another job", "name a prefix of its own"
+        raise UserError(Problem("Conflict", what, store.url, fix))
+
+
+def summarise(job: EvaluationJob, records: Records) -> Row:
+    """Figures of an evaluation; without figures if the platform lost every rollout."""
+    scored = [each for each in records if each.reward.WhichOneof("result") == "reward"]
+    figures = evaluation_fields(job.name, sampled=scored, greedy=[]) if scored else {}
+    return {
+        "name": job.name,
+        "policy": job.policy,
+        "suite": job.tasks.uri,
+        "samples": job.samples,
+        "seed": job.seed,
+        "lost": len(records) - len(scored),
+        **figures,
+    }
+
+
+def _sort(records: Records) -> list[journal_pb2.JournalRollout]:
+    return sorted(records, key=lambda each: (each.rollout.task_id, each.rollout.index))
+
+
+def _worker_config(job: EvaluationJob, model: Path) -> WorkerConfig:
+    environment = job.tasks.environment
+    return WorkerConfig(
+        run=job.uid,
+        model_folder=model,
+        brokers={environment: job.broker},
+        templates={environment: job.template},
+        rewards_target=job.rewards,
+        score_timeout_s=job.score_timeout_seconds,
+        storage=job.storage,
+        outage_s=job.outage_seconds,
+    )
+
+
+def read_job(path: Path) -> EvaluationJob:
+    """The job in a file.
+
+    Raises:
+        UserError: the file cannot be read, or says something that is no job.
+    """
+    try:
+        return EvaluationJob.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as cause:
+        fix = "give a JSON file with the fields of EvaluationJob"
+        raise UserError(Problem("InvalidSpec", f"is no job: {cause}", str(path), fix)) from cause
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Evaluate; 0 if every rollout has a reward, 1 if some are lost, 4 for a wrong job."""
+    parser = argparse.ArgumentParser(prog="python -m etude.trainer.commands.evaluate")
+    parser.add_argument("job", type=Path, help="JSON file with the job")
+    given = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    try:
+        summary = asyncio.run(evaluate(read_job(given.job)))
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        return 4
+    except EtudeError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(json.dumps(summary) + "\n")
+    return 1 if summary["lost"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
