@@ -11,6 +11,10 @@ EXAMPLES = {
     "logs": ("etude logs demo", "etude logs demo --role inference --follow"),
     "report": ("etude report demo", "etude report runs/mine --open"),
     "audit": ("etude audit demo", "etude audit runs/mine"),
+    "compare": (
+        "etude compare demo@0 demo",
+        "etude compare runs/served runs/next --margin success=0.02 --margin seconds=5",
+    ),
     "doctor": ("etude doctor", "etude doctor --dir /big/disk --json"),
     "lint": ("etude lint examples/demo/rlrun.yaml", "etude lint manifests/*.yaml"),
     "plan": (
@@ -18,7 +22,10 @@ EXAMPLES = {
         "etude plan rlrun.yaml --model ./Qwen2.5-7B-Instruct --gpu-gib 141 --json",
     ),
     "serve": ("etude serve runs/demo", "curl -s localhost:8000/v1/models"),
-    "generate": ("etude tasks generate runs/inputs", "etude tasks generate small --train 32"),
+    "generate": (
+        "etude tasks generate small --train 32",
+        "etude tasks generate suite --suite sessions --held-out 64",
+    ),
     "show": ("etude tasks show runs/inputs/tasks/train/train-0000", "etude tasks show my-task"),
     "init": (
         "etude storage init s3://runs --endpoint http://127.0.0.1:9000",

@@ -9,6 +9,8 @@ from tests.support import needs
 
 from etude.demo import task_folders
 from etude.demo.problems import Source
+from etude.demo.sessions import task_folders as session_folders
+from etude.demo.sessions.tasks import SessionSource
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.tasks import verify
 
@@ -41,6 +43,13 @@ def test_generated_tasks_are_proved(task_set: Path, capsys: pytest.CaptureFixtur
     ]
     assert summary == "3 of 3 tasks: solution 1, doing nothing 0"
     assert verify.main([str(task_set / "train-1")]) == 0
+
+
+def test_generated_sessions_are_proved(tmp_path: Path) -> None:
+    for index, task in enumerate(SessionSource(21).take("train", 2)):
+        session_folders.write(task, tmp_path / f"session-{index}")
+        found = _verified(tmp_path / f"session-{index}")
+        assert (found.nothing, found.solution, found.findings) == (0.0, 1.0, ())
 
 
 def _replaced(path: str, text: str) -> Spoil:

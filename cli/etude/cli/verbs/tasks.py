@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,13 @@ from etude.cli.verbs.weights import find_source_model
 app = typer.Typer(no_args_is_help=True, help="Make, look at and verify tasks.")
 
 
+class Suite(StrEnum):
+    """Task sets that a seed makes."""
+
+    DEMO = "demo"
+    SESSIONS = "sessions"
+
+
 def _run(module: str, *arguments: str) -> None:
     # The environments part is never imported here: it is another process, as in a cluster.
     done = subprocess.run([sys.executable, "-m", module, *arguments], check=False)
@@ -26,17 +34,25 @@ def _run(module: str, *arguments: str) -> None:
 def generate(
     out: Annotated[Path, typer.Argument(help="Folder to create.")],
     *,
+    suite: Annotated[
+        Suite, typer.Option(help="The demo's repairs, or long sessions.")
+    ] = Suite.DEMO,
     seed: Annotated[int, typer.Option(help="Everything follows from it.")] = 0,
-    train: Annotated[int, typer.Option(help="Tasks to train on.")] = 640,
-    held_out: Annotated[int, typer.Option(help="Tasks to measure on.")] = 256,
-    traces: Annotated[int, typer.Option(help="Demonstrations for the warm-up.")] = 8_000,
+    train: Annotated[
+        int | None, typer.Option(help="Tasks to train on; 640, or none of sessions.")
+    ] = None,
+    held_out: Annotated[
+        int | None, typer.Option(help="Tasks to measure on; 256, or 64 sessions.")
+    ] = None,
+    traces: Annotated[
+        int | None, typer.Option(help="Demonstrations for the demo's warm-up; 8,000.")
+    ] = None,
 ) -> None:
-    """Write the demo's seeded task set: model folder, tasks, demonstrations."""
-    _run(
-        "etude.demo.generate",
-        *("--out", str(out), "--seed", str(seed), "--rl", str(train)),
-        *("--held-out", str(held_out), "--traces", str(traces)),
-    )
+    """Write a seeded task set: the demo's (model folder, tasks, demonstrations), or sessions."""
+    sizes = {"--train": train, "--held-out": held_out, "--traces": traces}
+    given = [word for name, size in sizes.items() if size is not None for word in (name, str(size))]
+    module = "etude.demo.generate" if suite is Suite.DEMO else "etude.demo.sessions.generate"
+    _run(module, *("--out", str(out), "--seed", str(seed)), *given)
 
 
 @app.command(epilog=epilog("show"))

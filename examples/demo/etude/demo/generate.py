@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -69,13 +69,25 @@ def generate(out: Path, *, seed: int, sizes: Sizes) -> Mapping[str, object]:
         UserError: the folder exists and holds something.
         OSError: no folder can be made there.
     """
+    return write_new_folder(out, lambda folder: _fill(folder, seed, sizes))
+
+
+def write_new_folder(
+    out: Path, fill: Callable[[Path], Mapping[str, object]]
+) -> Mapping[str, object]:
+    """Make a folder and fill it; it appears when it is complete.
+
+    Raises:
+        UserError: the folder exists and holds something.
+        OSError: no folder can be made there.
+    """
     if out.exists() and any(out.iterdir()):
         raise UserError(
             Complaint("Conflict", what="is not empty", where=str(out), fix="name a new folder")
         )
     # Renamed when complete: a folder that exists is whole.
     partial = out.with_name(f".{out.name}.{os.getpid()}")
-    found = _fill(partial, seed, sizes)
+    found = fill(partial)
     if out.exists():
         out.rmdir()
     partial.rename(out)

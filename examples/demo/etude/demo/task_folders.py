@@ -39,8 +39,8 @@ COPY {package} {package}
 COPY tests tests
 """
 
-_TEST = f"#!/bin/bash\nexec {VERIFIER}\n"
-_SOLVE = '#!/bin/bash\nset -e\ncp -R "$(dirname "$0")/files/." .\n'
+TEST = f"#!/bin/bash\nexec {VERIFIER}\n"
+SOLVE = '#!/bin/bash\nset -e\ncp -R "$(dirname "$0")/files/." .\n'
 
 
 def write(problem: Problem, folder: Path) -> None:
@@ -63,10 +63,10 @@ def files(problem: Problem) -> dict[str, bytes]:
         ),
         "instruction.md": problem.instruction + "\n",
         "environment/Dockerfile": _DOCKERFILE.format(package=repository.package),
-        "tests/test.sh": _TEST,
+        "tests/test.sh": TEST,
         "tests/verify.py": verifier_source(),
         "tests/cases.json": json.dumps({"modules": _hidden(problem)}) + "\n",
-        "solution/solve.sh": _SOLVE,
+        "solution/solve.sh": SOLVE,
         f"solution/files/{repository.target.path}": repository.target.source(),
     }
     found = {path: text.encode() for path, text in texts.items()}
