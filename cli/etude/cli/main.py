@@ -10,6 +10,7 @@ from etude.cli.examples import epilog
 from etude.cli.output import exit_with_problem
 from etude.cli.verbs import (
     audit,
+    compare,
     demo,
     doctor,
     env,
@@ -41,6 +42,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "logs": logs.logs,
     "report": report.report,
     "audit": audit.audit,
+    "compare": compare.compare,
     "doctor": doctor.doctor,
     "lint": lint.lint,
     "plan": plan.plan,

@@ -1,0 +1,148 @@
+"""`etude compare`: one evaluation against another, task by task, and what a gate would say."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from etude.cli import runs
+from etude.cli.output import Exit, print_row, say
+from etude.cli.verbs.options import AsJson
+from etude.common.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from etude.common.evaluation.comparison import PairedDifference
+    from etude.common.evaluation.gate import MarginRule
+    from etude.common.evaluation.scores import Samples
+
+
+class _Metric(NamedTuple):
+    """Meaning of one figure of a rollout's row."""
+
+    is_share: bool = False
+    less_is_better: bool = True
+
+
+METRICS = {
+    "success": _Metric(is_share=True, less_is_better=False),
+    "reward": _Metric(less_is_better=False),
+    "seconds": _Metric(),
+    "read_tokens": _Metric(),
+    "sampled_tokens": _Metric(),
+    "edits_without_evidence": _Metric(),
+}
+
+
+class RecordedEvaluation(NamedTuple):
+    """The evaluation of a run at a global step."""
+
+    run: str
+    step: int | None
+    """None for the newest."""
+
+
+def compare(
+    served: Annotated[str, typer.Argument(metavar="RUN[@STEP]", help="The policy in use.")],
+    candidate: Annotated[str, typer.Argument(metavar="RUN[@STEP]", help="The one to follow it.")],
+    *,
+    evaluation: Annotated[
+        str, typer.Option(help="Its name; NAME-greedy for its greedy pass.")
+    ] = "held-out",
+    margin: Annotated[
+        list[str], typer.Option(help=f"METRIC=LOSS that is allowed; metrics: {', '.join(METRICS)}.")
+    ] = ["success=0.02"],  # noqa: B006 - Typer copies it
+    min_tasks: Annotated[int, typer.Option(help="Fewer common tasks decide nothing.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two recorded evaluations, paired by task, and decide as an evaluation gate does."""
+    from etude.common.evaluation.gate import GateVerdict, decide_gate
+
+    rules = [parse_rule(text) for text in margin]
+    split = f"eval-{evaluation}"
+    pair = [list(_read_rows(parse_evaluation(text), split)) for text in (served, candidate)]
+    differences = {}
+    for rule in rules:
+        old, new = (samples_of(rows, rule.metric) for rows in pair)
+        if old.keys() & new.keys():
+            differences[rule.metric] = _difference(new, old, is_share=rule.is_share)
+    decision = decide_gate(differences, rules, min_tasks=min_tasks)
+    if as_json:
+        figures = {metric: asdict(each) for metric, each in differences.items()}
+        results = [asdict(each) for each in decision.results]
+        print_row({"verdict": decision.verdict, "results": results, "differences": figures})
+    say(decision.sentence)
+    if decision.verdict is not GateVerdict.PASSED:
+        raise SystemExit(Exit.NO)
+
+
+def parse_evaluation(text: str) -> RecordedEvaluation:
+    """The evaluation in a text such as demo@40, or demo for its newest."""
+    match = re.fullmatch(r"(.+)@(\d{1,9})", text)
+    return RecordedEvaluation(match[1], int(match[2])) if match else RecordedEvaluation(text, None)
+
+
+def parse_rule(text: str) -> "MarginRule":
+    """The rule in a text such as success=0.02.
+
+    Raises:
+        UserError: there is no such metric, or the margin is no number above 0.
+    """
+    from etude.common.evaluation.gate import MarginRule
+
+    name, _, number = text.partition("=")
+    known = METRICS.get(name)
+    fix = f"give METRIC=LOSS with one of the metrics {', '.join(METRICS)}"
+    if known is None:
+        raise UserError(Problem("Usage", f"names no metric: {name!r}", f"--margin {text}", fix))
+    try:
+        return MarginRule(
+            metric=name,
+            margin=float(number),
+            is_share=known.is_share,
+            less_is_better=known.less_is_better,
+        )
+    except ValueError as cause:
+        raise UserError(Problem("Usage", str(cause), f"--margin {text}", fix)) from cause
+
+
+def samples_of(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[str, list[float]]:
+    """Values of a metric by task; rollouts that the platform lost have none."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        value = row.get(metric)
+        if "reward" in row and isinstance(value, int | float):
+            found.setdefault(str(row.get("task_id")), []).append(float(value))
+    return found
+
+
+def _difference(candidate: "Samples", served: "Samples", *, is_share: bool) -> "PairedDifference":
+    from etude.common.evaluation.comparison import compare_by_task
+
+    values = [value for each in (candidate, served) for row in each.values() for value in row]
+    largest = 1.0 if is_share else max(values) - min(values)
+    return compare_by_task(candidate, served, largest_change=largest)
+
+
+def _read_rows(evaluation: RecordedEvaluation, split: str) -> Iterator[dict[str, Any]]:
+    """The rollouts of an evaluation.
+
+    Raises:
+        UserError: the run has no such evaluation at this step.
+    """
+    from etude.common.run_folder.record import FolderRecord
+
+    # Results of an evaluation without a run are a folder too.
+    folder = Path(evaluation.run)
+    if not (folder / "rollouts").is_dir():
+        folder = runs.folder_of(evaluation.run)
+    record = FolderRecord(folder)
+    steps = [step for step, name in record.splits() if name == split]
+    if not steps or (evaluation.step is not None and evaluation.step not in steps):
+        name = evaluation.run if evaluation.step is None else f"{evaluation.run}@{evaluation.step}"
+        listed = ", ".join(map(str, steps)) or "no step"
+        fix = "name a step that has it, or another --evaluation"
+        raise UserError(Problem("NotFound", f"has {split} at {listed}", name, fix))
+    return record.rollouts(steps[-1] if evaluation.step is None else evaluation.step, split)
