@@ -11,6 +11,7 @@ from tests.support import warm_etude
 from tests.support.environments import swebench_rows
 
 from etude.common.blobs import open_store
+from etude.common.durable_log import encode_segment
 from etude.common.run_folder.state import LocalState, write_state
 from etude.demo import corpus, model_folder, tokenizer
 from etude.demo.problems import Source
@@ -51,7 +52,7 @@ def _run(folder: Path) -> None:
     rollout = rollout_pb2.Rollout(rollout_id="r", ending=rollout_pb2.ENDING_STOPPED)
     scored = journal_pb2.JournalRollout(rollout=rollout, reward=rewards_pb2.RewardRecord(reward=1))
     frame = segments.encode_record(journal_pb2.JournalRecord(sequence=0, rollout=scored))
-    data = segments.encode_segment("u", 1, first=0, frames=[frame])
+    data = encode_segment("u", 1, first=0, frames=[frame])
     open_store(folder.resolve().as_uri()).create(f"{JOURNAL}0", data)
 
 

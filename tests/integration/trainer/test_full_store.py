@@ -17,10 +17,10 @@ from etude.common import weights
 from etude.common.api.run.weights import Weights
 from etude.common.api.storage import Storage
 from etude.common.blobs import Store, open_store
+from etude.common.store_retry import StoreRetry
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import take_listing
 from etude.trainer.controller.publishing.versions import VersionChain
-from etude.trainer.controller.store_retry import StoreRetry
 from etude.trainer.export.receipts import PublishBase, RankReceipt
 from etude.trainer.learner.batches import SupervisedSequence
 from etude.trainer.learner.config import LearnerConfig

@@ -4,6 +4,7 @@ import copy
 import random
 from dataclasses import dataclass, field
 
+from etude.common.durable_log import encode_segment
 from etude.trainer.controller.journal import segments
 from etude.trainer.controller.journal.audit import JournalAudit, audit_journal
 from etude.trainer.controller.journal.ledger import REDRAWN, Ledger, StepId
@@ -123,7 +124,7 @@ def packed(records: list[pb.JournalRecord], *, renumber: bool = True) -> dict[st
         frames.append(segments.encode_record(record))
     objects = {}
     for start in range(0, len(frames), 7):
-        data = segments.encode_segment("u", 1, first=start + 1, frames=frames[start : start + 7])
+        data = encode_segment("u", 1, first=start + 1, frames=frames[start : start + 7])
         objects[f"journal/000001/{start + 1:012d}.wal"] = data
     return objects
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from etude.agent.chat import ChatFormat
 from etude.agent.chat.pieces import PieceReader
 from etude.common.blobs import open_store
+from etude.common.durable_log import encode_segment
 from etude.demo import corpus, model_folder, tokenizer
 from etude.demo.problems import Source
 from etude.trainer.commands import traces, verifiers_traces
@@ -87,9 +88,7 @@ def _journal(folder: Path, *names: str) -> None:
             rollout=rollout, reward=rewards_pb2.RewardRecord(reward=1.0)
         )
         record = journal_pb2.JournalRecord(sequence=number, rollout=scored)
-        data = segments.encode_segment(
-            "u", 1, first=number, frames=[segments.encode_record(record)]
-        )
+        data = encode_segment("u", 1, first=number, frames=[segments.encode_record(record)])
         store.create(f"{JOURNAL}{number:04d}", data)
 
 

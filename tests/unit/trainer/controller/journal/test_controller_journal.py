@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from etude.common.blobs import MemoryStore
+from etude.common.durable_log import encode_segment
 from etude.common.errors import CorruptError, FencedError, StoreError
+from etude.common.store_retry import StoreRetry
 from etude.common.weights import claim_epoch
 from etude.trainer.controller.journal import segments, write_ahead_log
 from etude.trainer.controller.journal.write_ahead_log import Journal
-from etude.trainer.controller.store_retry import StoreRetry
 from etude.v1.journal_pb2 import JournalAdmit, JournalOpen, JournalRecord
 
 RUN = "run-uid"
@@ -107,7 +108,7 @@ async def test_two_writers_of_one_epoch_do_not_mix() -> None:
     store.create(write_ahead_log.segment_key(1, 1), b"somebody else's")
     log = Journal(store, RUN, 1, 1)
     log.append(admit(0))
-    with pytest.raises(FencedError, match="another controller"):
+    with pytest.raises(FencedError, match="another writer"):
         await asyncio.wait_for(log.run(), 5)
 
 
@@ -210,7 +211,7 @@ def example_segment() -> bytes:
         record = admit(sequence)
         record.sequence = sequence
         frames.append(segments.encode_record(record))
-    return segments.encode_segment(RUN, 3, first=7, frames=frames)
+    return encode_segment(RUN, 3, first=7, frames=frames)
 
 
 def test_a_segment_reads_back() -> None:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -157,14 +156,14 @@ def test_records_of_any_size_are_read_back_in_the_order_of_their_sequences(
 
 async def test_parts_are_framed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: dict[str, set[int]] = {}
+    encode = segments.encode_record
 
     def encode_record(record: JournalRecord) -> bytes:
         kind = record.WhichOneof("body") or ""
         threads.setdefault(kind, set()).add(threading.get_ident())
-        return segments.encode_record(record)
+        return encode(record)
 
-    fake = SimpleNamespace(encode_record=encode_record, encode_segment=segments.encode_segment)
-    monkeypatch.setattr(write_ahead_log, "segments", fake)
+    monkeypatch.setattr(segments, "encode_record", encode_record)
     store = MemoryStore()
     await write(store, long_rollout())
     assert threads["open"] == {threading.get_ident()}

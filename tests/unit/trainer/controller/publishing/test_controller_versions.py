@@ -13,6 +13,7 @@ from typing_extensions import override
 from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import FencedError, StoreError, WrongStateError
+from etude.common.store_retry import StoreRetry
 from etude.common.weights import VersionId
 from etude.common.weights.protocol import publication
 from etude.common.weights.protocol.manifest import (
@@ -26,7 +27,6 @@ from etude.common.weights.protocol.quarantine import quarantine
 from etude.common.weights.tensors.digest import ZERO, Digest
 from etude.trainer.controller.publishing.versions import BaseLostError, VersionChain
 from etude.trainer.controller.run import Run
-from etude.trainer.controller.store_retry import StoreRetry
 from etude.trainer.export.receipts import PublishBase, RankReceipt, build_manifest
 
 MakeWorld = Callable[..., Any]

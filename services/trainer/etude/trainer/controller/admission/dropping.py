@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from etude.common.blobs import Store
 from etude.common.errors import StoreError
+from etude.common.store_retry import StoreRetry
 from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.trainer.controller.admission.quarantine_marks import MarkReader, QuarantineMarks
 from etude.trainer.controller.admission.rollout_checks import InvalidSpanError
 from etude.trainer.controller.checkpoints.recovery import JournaledLedger
 from etude.trainer.controller.reporting.reporter import RunReporter
-from etude.trainer.controller.store_retry import StoreRetry
 from etude.v1 import journal_pb2
 
 log = logging.getLogger(__name__)

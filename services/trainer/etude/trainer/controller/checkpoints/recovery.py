@@ -9,6 +9,7 @@ from etude.common.api.run.phases import Phase
 from etude.common.blobs import ExistsError, Store
 from etude.common.checkpoints import manifest
 from etude.common.checkpoints.manifest import StoredCheckpoint
+from etude.common.durable_log import LogEnd
 from etude.common.errors import CorruptError, Problem, UserError
 from etude.common.role_inputs import ResumeAt
 from etude.common.weights import VersionId, claim_epoch, read_epoch
@@ -18,7 +19,7 @@ from etude.trainer.controller.checkpoints.state import ControllerState, Cursor, 
 from etude.trainer.controller.journal import write_ahead_log
 from etude.trainer.controller.journal.ledger import Ledger, LedgerState, resume_ledger
 from etude.trainer.controller.journal.record_parts import PreparedRecord, prepare_record
-from etude.trainer.controller.journal.write_ahead_log import Journal, JournalEnd
+from etude.trainer.controller.journal.write_ahead_log import Journal
 from etude.v1 import journal_pb2
 
 OWNER = "owner"
@@ -80,9 +81,9 @@ class _StartPoint(NamedTuple):
         return "start" if self.checkpoint is None else "takeover"
 
     @property
-    def upto(self) -> JournalEnd | None:
+    def upto(self) -> LogEnd | None:
         """The last accepted journal record; None for all of them."""
-        return JournalEnd(self.state.epoch, self.state.sequence) if self.is_restored else None
+        return LogEnd(self.state.epoch, self.state.sequence) if self.is_restored else None
 
 
 def open_run(
@@ -145,7 +146,7 @@ def _open_record(
 ) -> journal_pb2.JournalRecord:
     """First record of an epoch, which names the record that it follows."""
     opening = journal_pb2.JournalOpen(
-        run_uid=own.run_uid,
+        run_uid=own.owner,
         epoch=own.epoch,
         previous_epoch=before.epoch,
         previous_sequence=before.last_sequence,

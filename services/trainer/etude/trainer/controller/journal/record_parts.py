@@ -6,6 +6,7 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from etude.common.errors import CorruptError
+from etude.trainer.controller.journal import segments
 from etude.v1 import journal_pb2
 
 PART_BYTES = 8 << 20
@@ -29,12 +30,25 @@ def prepare_record(record: journal_pb2.JournalRecord) -> PreparedRecord:
     return PreparedRecord(record, data if len(data) > PART_BYTES else None)
 
 
+_PART_HEADER_BYTES = 64
+"""At most so many are added to the data of a part."""
+
+
 class RecordPart(NamedTuple):
-    """A part of a large record; shares its memory."""
+    """A part of a large record, framed in the thread that writes it; shares the record's memory."""
 
     number: int
     num_parts: int
     data: memoryview
+
+    @property
+    def num_bytes(self) -> int:
+        """Upper bound of the size of its frame."""
+        return len(self.data) + _PART_HEADER_BYTES
+
+    def encode(self, sequence: int) -> bytes:
+        """The part as a framed record of its own."""
+        return segments.encode_record(self.message(sequence))
 
     def message(self, sequence: int) -> journal_pb2.JournalRecord:
         """The part as a record of its own."""

@@ -1,37 +1,16 @@
-"""Byte format of a journal segment.
+"""Journal records in the segments of a durable log."""
 
-    segment   header record+ commit
-    header    "ETWL" | u16 format | u32 epoch | u64 first sequence | u16 length, run uid | u32 crc
-    record    u32 length | u32 crc | u8 kind | u64 sequence | payload (JournalRecord)
-    commit    a record of kind 255; its payload: u64 first sequence | u32 count | u32 crc of records
-
-Little-endian; every crc is CRC-32 as in zlib, which the standard library computes at memory speed.
-A segment is one create-only object, so it exists completely or not at all: one that does not decode
-to its end is damaged and refused.
-"""
-
-import struct
-import zlib
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from etude.common.durable_log import LogRecord, encode_frame
+from etude.common.durable_log import segments as log_segments
 from etude.common.errors import CorruptError
 from etude.v1 import journal_pb2
 
-MAGIC = b"ETWL"
-FORMAT = 1
-COMMIT_KIND = 255
-MAX_RECORD_BYTES = 16 << 20
 
-_HEADER = struct.Struct("<4sHIQH")
-_RECORD = struct.Struct("<IIBQ")
-_COMMIT = struct.Struct("<QII")
-_CRC = struct.Struct("<I")
-
-
-class Segment(NamedTuple):
+class JournalSegment(NamedTuple):
     """Content of one object of the journal."""
 
     run_uid: str
@@ -57,88 +36,36 @@ def encode_record(record: journal_pb2.JournalRecord) -> bytes:
     if kind is None:
         raise ValueError("a journal record needs a body")
     number = record.DESCRIPTOR.fields_by_name[kind].number
-    return _encode_frame(number, record.sequence, record.SerializeToString())
+    return encode_frame(number, record.sequence, record.SerializeToString())
 
 
-def _encode_frame(kind: int, sequence: int, payload: bytes) -> bytes:
-    if len(payload) > MAX_RECORD_BYTES:
-        raise ValueError(f"a record of {len(payload)} bytes exceeds {MAX_RECORD_BYTES}")
-    crc = zlib.crc32(payload, zlib.crc32(struct.pack("<BQ", kind, sequence)))
-    return _RECORD.pack(len(payload), crc, kind, sequence) + payload
-
-
-def encode_segment(run_uid: str, epoch: int, *, first: int, frames: Sequence[bytes]) -> bytes:
-    """Encode a segment from framed records with consecutive sequences."""
-    uid = run_uid.encode()
-    header = _HEADER.pack(MAGIC, FORMAT, epoch, first, len(uid)) + uid
-    body = b"".join(frames)
-    commit = _COMMIT.pack(first, len(frames), zlib.crc32(body))
-    last = first + len(frames) - 1
-    return header + _CRC.pack(zlib.crc32(header)) + body + _encode_frame(COMMIT_KIND, last, commit)
-
-
-def decode_segment(data: bytes, *, where: str) -> Segment:
+def decode_segment(data: bytes, *, where: str) -> JournalSegment:
     """Decode and verify all records of a segment.
 
     Raises:
-        CorruptError: naming the object and the offset.
+        CorruptError: naming the object and the place in it.
     """
-    view = memoryview(data)
-    epoch, first, uid, offset = _decode_header(view, where)
-    records: list[journal_pb2.JournalRecord] = []
-    start = offset
-    while True:
-        kind, sequence, payload, end = _decode_frame(view, offset, where)
-        if kind == COMMIT_KIND:
-            expected = _COMMIT.pack(first, len(records), zlib.crc32(view[start:offset]))
-            if bytes(payload) != expected or end != len(data) or not records:
-                raise CorruptError(f"{where}: the commit at byte {offset} does not match")
-            return Segment(uid, epoch, records)
-        if sequence != first + len(records):
-            raise CorruptError(f"{where}: sequence {sequence} at byte {offset} is out of order")
-        records.append(_parse_record(kind, sequence, payload, f"{where}: record at byte {offset}"))
-        offset = end
+    segment = log_segments.decode_segment(data, where=where)
+    records = [parse_record(record, where) for record in segment.records]
+    return JournalSegment(segment.owner, segment.epoch, records)
 
 
-def _decode_header(view: memoryview, where: str) -> tuple[int, int, str, int]:
-    if len(view) < _HEADER.size:
-        raise CorruptError(f"{where}: {len(view)} bytes are not a journal segment")
-    magic, version, epoch, first, length = _HEADER.unpack_from(view)
-    end = _HEADER.size + length
-    if magic != MAGIC or version != FORMAT or len(view) < end + _CRC.size:
-        raise CorruptError(f"{where}: not a journal segment of format {FORMAT}")
-    if _CRC.unpack_from(view, end) != (zlib.crc32(view[:end]),):
-        raise CorruptError(f"{where}: the header is damaged")
-    return epoch, first, bytes(view[_HEADER.size : end]).decode(), end + _CRC.size
+def parse_record(framed: LogRecord, where: str) -> journal_pb2.JournalRecord:
+    """Parse a record of the log.
 
-
-def _decode_frame(view: memoryview, offset: int, where: str) -> tuple[int, int, memoryview, int]:
-    if offset + _RECORD.size > len(view):
-        raise CorruptError(f"{where}: ends at byte {len(view)} without a commit")
-    length, crc, kind, sequence = _RECORD.unpack_from(view, offset)
-    start = offset + _RECORD.size
-    # The length is untrusted until the checksum holds: it must not lead beyond the data.
-    if length > MAX_RECORD_BYTES or start + length > len(view):
-        raise CorruptError(f"{where}: the record at byte {offset} is damaged")
-    payload = view[start : start + length]
-    if zlib.crc32(payload, zlib.crc32(struct.pack("<BQ", kind, sequence))) != crc:
-        raise CorruptError(f"{where}: the record at byte {offset} is damaged")
-    return kind, sequence, payload, start + length
-
-
-def _parse_record(
-    kind: int, sequence: int, payload: memoryview, where: str
-) -> journal_pb2.JournalRecord:
+    Raises:
+        CorruptError: it is no journal record, or its frame says something else.
+    """
     record = journal_pb2.JournalRecord()
     try:
-        record.ParseFromString(bytes(payload))
+        record.ParseFromString(bytes(framed.payload))
     except DecodeError as cause:
-        raise CorruptError(f"{where}: {cause}") from cause
+        raise CorruptError(f"{where}: record {framed.sequence}: {cause}") from cause
     body = record.WhichOneof("body")
     if (
         body is None
-        or record.DESCRIPTOR.fields_by_name[body].number != kind
-        or record.sequence != sequence
+        or record.DESCRIPTOR.fields_by_name[body].number != framed.kind
+        or record.sequence != framed.sequence
     ):
-        raise CorruptError(f"{where}: frame and content disagree")
+        raise CorruptError(f"{where}: record {framed.sequence}: frame and content disagree")
     return record

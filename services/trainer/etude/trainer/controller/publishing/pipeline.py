@@ -18,6 +18,7 @@ from typing import NamedTuple, NoReturn
 from opentelemetry import context, trace
 
 from etude.common.blobs import Store
+from etude.common.store_retry import StoreRetry
 from etude.common.weights import (
     EpochRecord,
     VersionId,
@@ -43,7 +44,6 @@ from etude.trainer.controller.reporting.rows import (
     RowPosition,
     version_row,
 )
-from etude.trainer.controller.store_retry import StoreRetry
 from etude.trainer.learner.protocol import Learners
 from etude.v1 import journal_pb2
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from etude.common.blobs import MissingError, Store
 from etude.common.errors import CorruptError, FencedError, WrongStateError
+from etude.common.store_retry import StoreRetry
 from etude.common.weights import VersionId
 from etude.common.weights.protocol import publication
 from etude.common.weights.protocol.manifest import WeightManifest, read_manifest
-from etude.trainer.controller.store_retry import StoreRetry
 from etude.trainer.export.receipts import PublishBase, build_manifest
 from etude.trainer.learner.protocol import Learners
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from etude.common.errors import EtudeError
 from etude.common.run_folder.record import RunRecord
+from etude.common.store_retry import StoreRefusal
 from etude.trainer.controller.reporting.rows import Row
-from etude.trainer.controller.store_retry import StoreRefusal
 
 log = logging.getLogger(__name__)
 

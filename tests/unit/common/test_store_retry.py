@@ -6,7 +6,7 @@ import pytest
 
 from etude.common.blobs import Deadlines
 from etude.common.errors import StoreError
-from etude.trainer.controller.store_retry import (
+from etude.common.store_retry import (
     BELIEVED_S,
     LONGEST_PAUSE_S,
     StoreRefusal,
