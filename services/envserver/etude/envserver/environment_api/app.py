@@ -9,12 +9,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from etude.common.errors import UnknownIdError
+from etude.common.http_server import RequestLimits
 from etude.envserver.environment_api.api_keys import ApiKeys
 from etude.envserver.environment_api.e2b import envd_processes
 from etude.envserver.environment_api.e2b.control_plane import E2bControlPlane
 from etude.envserver.environment_api.e2b.envd_files import EnvdFiles
 from etude.envserver.environment_api.mcp_server import McpServer
-from etude.envserver.environment_api.middleware import RequestLimits, error_handlers
+from etude.envserver.environment_api.middleware import error_handlers, max_body_bytes
 from etude.envserver.environment_api.openenv.routes import OpenEnvServer
 from etude.envserver.environment_api.pool_client import PoolClient
 from etude.envserver.environment_api.sandboxes import ClientSandbox, ClientSandboxes
@@ -77,4 +78,6 @@ def build_application(
         *E2bControlPlane(keys, sandboxes, memory_mib).routes(),
         *EnvdRoutes(pool, sandboxes).routes(),
     ]
-    return RequestLimits(Starlette(routes=routes, exception_handlers=error_handlers()))
+    return RequestLimits(
+        Starlette(routes=routes, exception_handlers=error_handlers()), max_body_bytes
+    )

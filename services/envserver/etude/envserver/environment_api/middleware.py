@@ -1,17 +1,14 @@
-"""Middleware of the environment API: limits on size and time of requests, and error responses."""
+"""Middleware of the environment API: limits on the size of requests, and error responses."""
 
-import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.agent.workspace import MAX_FILE_BYTES
 from etude.common.errors import EtudeError, FullError
@@ -21,64 +18,14 @@ from etude.envserver.environment_api.pool_client import http_status, public_erro
 
 log = logging.getLogger(__name__)
 
-BODY_S = 60.0
-"""For the whole of a body: 8 MiB at 140 KiB a second."""
-SEND_S = 60.0
-"""For one piece of a response; slower clients are disconnected."""
 _BODY_BYTES = 1 << 20
 _FILES_BODY_BYTES = MAX_FILE_BYTES + (1 << 20)
 """A file, and a form's overhead."""
 
 
-@dataclass(slots=True)
-class RequestLimits:
-    """ASGI middleware that limits size and time of each request."""
-
-    app: ASGIApp
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request within the limits."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-
-        async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(SEND_S):
-                await send(message)
-
-        most = _FILES_BODY_BYTES if scope["path"] == "/files" else _BODY_BYTES
-        await self.app(scope, _Body(receive, most).receive, send_in_time)
-
-
-@dataclass(slots=True)
-class _Body:
-    """A request body, limited in size and time."""
-
-    inner: Receive
-    most: int
-    num_bytes: int = 0
-    is_complete: bool = False
-    ends_s: float = 0.0
-
-    async def receive(self) -> Message:
-        """The next piece.
-
-        Raises:
-            HTTPException: it is too much, or takes too long.
-        """
-        if self.is_complete:
-            return await self.inner()
-        self.ends_s = self.ends_s or asyncio.get_running_loop().time() + BODY_S
-        try:
-            async with asyncio.timeout_at(self.ends_s):
-                message = await self.inner()
-        except TimeoutError:
-            raise HTTPException(408, f"the body took longer than {BODY_S:g} s") from None
-        self.num_bytes += len(message.get("body", b""))
-        if self.num_bytes > self.most:
-            raise HTTPException(413, f"the body is larger than {self.most} bytes")
-        self.is_complete = not message.get("more_body", False)
-        return message
+def max_body_bytes(path: str) -> int:
+    """Limit of the body of a request."""
+    return _FILES_BODY_BYTES if path == "/files" else _BODY_BYTES
 
 
 def error_handlers() -> Mapping[Any, Callable[[Request, Any], Awaitable[Response]]]:
