@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors search-model system-deps buf
+.PHONY: help demo smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger test-privacy search-model system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -51,6 +51,10 @@ test-system: $(READY) $(if $(ROOT),system-deps) ## everything else short of test
 	$(RUN) python hack/testbed/build.py --if-possible
 	$(RUN) pytest -m "hypothesis and not long" --hypothesis-profile=full --numprocesses=auto tests/unit tests/contract
 	$(RUN) pytest -m "not long" --numprocesses=auto tests/contract/chart tests/cluster tests/operator_faults/test_crash_plans.py tests/integration tests/attacks
+
+test-privacy: $(READY) ## redaction, consent, erasure and isolation of feedback against their goals: bench/out/privacy.json
+	$(RUN) pytest tests/unit/feedback tests/unit/common/feedback
+	$(RUN) python bench/privacy.py
 
 test-gpu: $(READY) ## the kernels on a real GPU (EXTRA=gpu)
 	ETUDE_REQUIRE=gpu $(RUN) pytest tests/gpu
@@ -122,10 +126,11 @@ chart-readme: $(READY) ## regenerate the chart's README from its values (needs G
 	$(RUN) python hack/chart_readme.py
 
 # The first run of bench/weights.py trains a model for minutes, bench/env.py starts thousands of
-# machines and bench/operator_scale.py thousands of pods: they have targets of their own.
+# machines, bench/operator_scale.py thousands of pods, and bench/ledger.py needs ten minutes: they
+# have targets of their own.
 # The demo comes first: others replay the run that it makes.
 bench: $(READY) ## one table of ratios per claim, but for those of the bench-… targets
-	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/learner.py bench/trl_comparison.py bench/weights.py bench/env.py bench/operator_scale.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
+	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/learner.py bench/trl_comparison.py bench/weights.py bench/env.py bench/operator_scale.py bench/ledger.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
 
 bench-env: $(READY) ## environments against their goals: starts, forks, density, bursts, placements (QEMU, Go, root, idle)
 	$(RUN) python hack/guest.py
@@ -146,6 +151,9 @@ bench-trl: $(READY) ## a step and its rollouts beside TRL's, on the same 135M we
 
 bench-ab: $(READY) ## A/B tests of checkpoints: false positives and power of each rule of stopping (simulated, half a minute)
 	$(RUN) python bench/ab_power.py
+
+bench-ledger: $(READY) ## the feedback ledger under load and kill -9: lost, counted twice, events a second (ten minutes, idle)
+	$(RUN) python bench/ledger.py
 
 bench-routing: $(READY) ## throughput, balance and prefix hits of 1 to 8 engines (simulated, a minute)
 	$(RUN) python bench/routing.py

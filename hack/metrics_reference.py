@@ -13,6 +13,7 @@ MODULES: Mapping[str, str] = {
     "Environments: broker and nodes": "services/envserver/etude/envserver/metrics.py",
     "Rewards": "services/rewards/etude/rewards/metrics.py",
     "Gateway": "services/gateway/etude/gateway/metrics.py",
+    "Feedback": "services/feedback/etude/feedback/metrics.py",
     "Every part: certificates": "services/common/etude/common/tls/metrics.py",
 }
 HEAD = """\

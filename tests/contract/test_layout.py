@@ -75,7 +75,8 @@ def test_every_file_opens_by_saying_what_it_is_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["operator", "trainer", "inference", "envserver", "rewards", "gateway", "cli"]
+    "part",
+    ["operator", "trainer", "inference", "envserver", "rewards", "gateway", "feedback", "cli"],
 )
 def test_a_main_answers_before_anything_heavy_is_imported(part: str) -> None:
     code = f"import sys, etude.{part}.main; print([m for m in {HEAVY!r} if m in sys.modules])"

@@ -10,7 +10,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 ROOT = Path(__file__).parents[2]
 GENERATOR = runpy.run_path(str(ROOT / "hack" / "metrics_reference.py"))
-PARTS = ("operator", "trainer", "inference", "envserver", "rewards", "gateway")
+PARTS = ("operator", "trainer", "inference", "envserver", "rewards", "gateway", "feedback")
 SERIES = {"counter": "_total"}
 """What the text format adds to a metric's name; a histogram has three endings of its own."""
 

@@ -1,0 +1,219 @@
+"""API keys of gateway and feedback: owner, scopes, consent and rate of each. Only digests are kept.
+
+A file has one key a line: its user, its scopes, the SHA-256 of the key, and options.
+
+    alice serve,feedback 9f86d0…  tenant=acme consent=2026-11 limit=600
+
+Keys have 32 random bytes, so their digests need no salt. The file is a Secret's, and is read again
+when it changes: a key or a consent that is taken back there ends within seconds.
+"""
+
+import hashlib
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+
+from etude.common.errors import EtudeError, ForbiddenError, FullError, Problem, UserError
+from etude.common.token_bucket import TokenBucket
+
+log = logging.getLogger(__name__)
+
+RELOAD_S = 5.0
+"""A changed file is noticed within so long."""
+DEFAULT_LIMIT = 60_000
+"""Requests or events a minute of a key without a limit of its own."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+-]{0,127}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_PREFIX = "etude_"
+_MAX_KEY_CHARS = 256
+_OPTIONS = frozenset({"tenant", "consent", "limit"})
+
+
+class KeyScope(StrEnum):
+    """Permissions of a key."""
+
+    SERVE = "serve"
+    """Ask the policy."""
+    FEEDBACK = "feedback"
+    """Send events of the key's own user."""
+    USERS = "users"
+    """Send events of every user of the tenant, as a product's server does."""
+    EXPORT = "export"
+    """Read the tenant's events."""
+    ADMIN = "admin"
+    """Erase users; promote, roll back, freeze."""
+
+
+class KeyOwner(NamedTuple):
+    """Owner of the key of a request."""
+
+    user: str
+    tenant: str
+    scopes: frozenset[KeyScope]
+    consent: str
+    """Version of the terms that the tenant shows its users; empty: nothing is recorded."""
+    limit: int
+    """Requests or events a minute."""
+
+
+class UnauthenticatedError(EtudeError):
+    """The request carries no known key."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+    reason = "Unauthenticated"
+
+
+@dataclass(slots=True)
+class ApiKeyFile:
+    """Keys of a file, which may change."""
+
+    path: Path
+    num_processes: int = 1
+    """Processes that share the rates."""
+    clock: Callable[[], float] = time.monotonic
+    _owners: Mapping[bytes, KeyOwner] = field(default_factory=dict)
+    _stamp: tuple[int, int] = (0, 0)
+    """Time and size of the file that was read."""
+    _read_s: float = 0.0
+    _buckets: dict[bytes, TokenBucket] = field(default_factory=dict)
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        *,
+        num_processes: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> "ApiKeyFile":
+        """Read the file.
+
+        Raises:
+            UserError: it cannot be read, has no key, or has an invalid line.
+        """
+        file = cls(path, num_processes, clock)
+        file._read()
+        return file
+
+    def identify(self, key: str) -> KeyOwner:
+        """Identify the owner of a key.
+
+        Raises:
+            UnauthenticatedError: the key is missing or unknown.
+        """
+        self._read_again()
+        owner = self._owners.get(_digest(key))
+        if owner is None:
+            raise UnauthenticatedError("the API key is missing or unknown")
+        return owner
+
+    def count(self, key: str, num_items: int = 1) -> None:
+        """Count requests or events of a known key.
+
+        Raises:
+            FullError: the key's rate is exceeded for now; none were counted.
+        """
+        digest, now_s = _digest(key), self.clock()
+        limit = self._owners[digest].limit
+        bucket = self._buckets.get(digest)
+        if bucket is None:
+            burst = max(1.0, limit / self.num_processes)
+            bucket = TokenBucket.full(burst / 60, burst, at_s=now_s)
+        bucket = bucket.refill(now_s)
+        # More items than a full bucket has would never be let through: they may overdraw it.
+        if bucket.tokens < min(num_items, bucket.burst):
+            what = f"more than {limit} requests or events a minute"
+            raise FullError(what, retry_after_s=bucket.wait_s(min(num_items, bucket.burst)))
+        self._buckets[digest] = bucket.take(num_items)
+
+    def _read_again(self) -> None:
+        """Read the file if it has changed; one that cannot be read takes every consent back."""
+        now_s = self.clock()
+        if now_s - self._read_s < RELOAD_S:
+            return
+        try:
+            self._read()
+        except UserError as error:
+            log.error("nothing is recorded until the keys can be read: %s", error)  # noqa: TRY400 - the text says all
+            self._owners = {d: owner._replace(consent="") for d, owner in self._owners.items()}
+            self._stamp, self._read_s = (0, 0), now_s
+
+    def _read(self) -> None:
+        self._read_s = self.clock()
+        try:
+            status = self.path.stat()
+            stamp = (status.st_mtime_ns, status.st_size)
+            if stamp == self._stamp:
+                return
+            lines = self.path.read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise _invalid_keys(str(error), str(self.path)) from error
+        self._owners = _parse_lines(lines, self.path)
+        self._stamp = stamp
+        self._buckets.clear()
+
+
+def require_scope(owner: KeyOwner, *scopes: KeyScope) -> None:
+    """Refuse a caller that has none of the scopes.
+
+    Raises:
+        ForbiddenError: naming the scopes.
+    """
+    if not owner.scopes & set(scopes):
+        raise ForbiddenError(f"the API key of {owner.user} lacks the scope {' or '.join(scopes)}")
+
+
+def make_key(user: str, scopes: str) -> tuple[str, str]:
+    """Make a key, and its line in the key file.
+
+    Raises:
+        UserError: the user or a scope cannot be used.
+    """
+    key = _PREFIX + secrets.token_urlsafe(32)
+    words = [user, scopes, _digest(key).hex()]
+    _parse_line(words, user)
+    return key, " ".join(words)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key[:_MAX_KEY_CHARS].encode("utf-8", "replace")).digest()
+
+
+def _parse_lines(lines: Sequence[str], path: Path) -> Mapping[bytes, KeyOwner]:
+    owners: dict[bytes, KeyOwner] = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.startswith("#"):
+            digest, owner = _parse_line(line.split(), f"{path}:{number}")
+            owners[digest] = owner
+    if not owners:
+        raise _invalid_keys("holds no key", str(path))
+    return owners
+
+
+def _parse_line(words: Sequence[str], where: str) -> tuple[bytes, KeyOwner]:
+    if len(words) < 3 or not _NAME.fullmatch(words[0]) or not _DIGEST.fullmatch(words[2]):
+        raise _invalid_keys("is not `user scopes digest`", where)
+    options = dict(word.partition("=")[::2] for word in words[3:])
+    if options.keys() - _OPTIONS or not all(map(_NAME.fullmatch, options.values())):
+        raise _invalid_keys(f"has options other than {', '.join(sorted(_OPTIONS))}", where)
+    try:
+        scopes = frozenset(map(KeyScope, words[1].split(",")))
+    except ValueError:
+        raise _invalid_keys(f"has scopes other than {', '.join(KeyScope)}", where) from None
+    limit = options.get("limit", str(DEFAULT_LIMIT))
+    if not limit.isdecimal() or not 0 < int(limit) <= 10_000_000:
+        raise _invalid_keys("has a limit that is no number of requests a minute", where)
+    tenant, consent = options.get("tenant", ""), options.get("consent", "")
+    return bytes.fromhex(words[2]), KeyOwner(words[0], tenant, scopes, consent, int(limit))
+
+
+def _invalid_keys(what: str, where: str) -> UserError:
+    fix = "make a key: etude-feedback key USER SCOPES, and add tenant=… consent=…"
+    return UserError(Problem("InvalidKeys", what, where, fix))

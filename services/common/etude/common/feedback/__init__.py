@@ -1,0 +1,1 @@
+"""Feedback of users: the events that clients send and that services read."""

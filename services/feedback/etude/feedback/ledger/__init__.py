@@ -1,0 +1,1 @@
+"""The ledger: encrypted events, consents and erasures in a durable log."""

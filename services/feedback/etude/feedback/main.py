@@ -1,0 +1,50 @@
+"""Entry point of the feedback service: serve, audit the ledger, or make an API key."""
+
+import sys
+from collections.abc import Coroutine
+
+from etude.common import process
+from etude.feedback.settings import Settings
+
+_USAGE = "usage: etude-feedback [serve], or audit, or key USER SCOPES"
+
+
+def main() -> None:
+    """Serve until SIGTERM, or run the command that the first argument names."""
+    process.start_process()
+    work = process.read_settings("etude-feedback", lambda: _command(sys.argv[1:]))
+    process.run_service("etude-feedback", work)
+
+
+def _command(arguments: list[str]) -> Coroutine[None, None, None]:
+    match arguments:
+        case [] | ["serve"]:
+            settings = Settings.from_env()
+            from etude.feedback.service import serve
+
+            return serve(settings)
+        case ["audit"]:
+            audit_settings = Settings.from_env()
+            from etude.feedback.service import audit
+
+            return audit(audit_settings)
+        case ["key", user, scopes]:
+            from etude.common import api_keys
+            from etude.common.errors import UserError
+
+            try:
+                key, line = api_keys.make_key(user, scopes)
+            except UserError as error:
+                process.exit_with("etude-feedback", str(error), process.EXIT_CONFIGURATION)
+            sys.stdout.write(f"{line}\n")
+            sys.stderr.write(f"{key}\n")
+            sys.exit(0)
+        case ["-h" | "--help"]:
+            sys.stdout.write(f"{_USAGE}\n")
+            sys.exit(0)
+        case _:
+            raise ValueError(_USAGE)
+
+
+if __name__ == "__main__":
+    main()

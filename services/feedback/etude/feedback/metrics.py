@@ -1,0 +1,26 @@
+"""Prometheus metrics of the feedback service."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+EVENTS = Counter(
+    "etude_feedback_events_total",
+    "Feedback events, by kind and by the result that their sender was told.",
+    ("kind", "result"),
+)
+REDACTIONS = Counter(
+    "etude_feedback_redactions_total",
+    "Secrets and personal data that were replaced before an event was stored.",
+)
+ERASURES = Counter(
+    "etude_feedback_erasures_total",
+    "Users whose events were made unreadable.",
+)
+ACKNOWLEDGE_SECONDS = Histogram(
+    "etude_feedback_acknowledge_seconds",
+    "Time from a request with events to their acknowledgement.",
+    buckets=(0.01, 0.03, 0.1, 0.2, 0.3, 1, 3, 10, 30),
+)
+PENDING = Gauge(
+    "etude_feedback_pending_records",
+    "Records of the ledger that are not durable yet.",
+)

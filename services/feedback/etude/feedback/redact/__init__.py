@@ -1,0 +1,1 @@
+"""Redaction: secrets and personal data are replaced before anything is stored."""

@@ -1,0 +1,104 @@
+"""The feedback service's process: wiring, serving, draining, and the audit of its ledger."""
+
+import asyncio
+import os
+import resource
+import socket
+import sys
+
+from etude.common import process
+from etude.common.api_keys import ApiKeyFile
+from etude.common.blobs import probe
+from etude.common.errors import EtudeError, Problem, UserError
+from etude.common.http_server import HttpServer, http_config, open_listener
+from etude.common.probes import Probes
+from etude.common.stores import open_run_store
+from etude.common.tls.transport import process_security
+from etude.feedback.ingest.app import build_application
+from etude.feedback.ingest.intake import EventIntake
+from etude.feedback.ledger.audit import audit_ledger
+from etude.feedback.ledger.ledger import FeedbackLedger, open_ledger
+from etude.feedback.ledger.user_keys import LedgerSecret
+from etude.feedback.settings import Settings
+
+
+async def serve(settings: Settings) -> None:
+    """Take events until SIGTERM; exit with 1 if another service took the ledger over."""
+    _check_tls(settings)
+    # A core would hold the text of events before they are redacted.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    keys = ApiKeyFile.load(settings.keys_file)
+    secret = LedgerSecret.read(settings.secret_file)
+    probes = Probes(settings.probe_port, settings.host)
+    stop = asyncio.Event()
+    with open_listener(settings.host, settings.port) as listener, process.shutdown_signals(stop):
+        await probes.start()
+        ledger = await asyncio.to_thread(_open, settings, secret)
+        app = build_application(keys, EventIntake(ledger))
+        server = HttpServer(http_config(app, tls_folder=settings.tls_folder))
+        await _serve_until(stop, ledger, server, listener, probes)
+        await probes.stop()
+
+
+def _check_tls(settings: Settings) -> None:
+    """Refuse to listen where what users send would leave the machine unencrypted.
+
+    Raises:
+        UserError: naming the address, or the folder that has no key.
+    """
+    if settings.tls_folder is None:
+        process_security().require_private(f"{settings.host}:{settings.port}", "what users send")
+    elif not (settings.tls_folder / "tls.key").is_file():
+        fix = "mount a folder with tls.crt and tls.key"
+        raise UserError(Problem("InvalidTls", "has no tls.key", str(settings.tls_folder), fix))
+
+
+async def _serve_until(
+    stop: asyncio.Event,
+    ledger: FeedbackLedger,
+    server: HttpServer,
+    listener: socket.socket,
+    probes: Probes,
+) -> None:
+    async with asyncio.TaskGroup() as group:
+        writing = group.create_task(_write(ledger), name="ledger")
+        serving = group.create_task(server.serve(sockets=[listener]), name="http")
+        await ledger.wait_durable(ledger.log.last_sequence)
+        probes.ready = True
+        await stop.wait()
+        probes.ready = False
+        server.should_exit = True
+        await serving
+        await ledger.wait_durable(ledger.log.last_sequence)
+        writing.cancel()
+
+
+async def _write(ledger: FeedbackLedger) -> None:
+    """Write the ledger; end the process if it cannot be written any more."""
+    try:
+        await ledger.log.run()
+    except EtudeError as error:
+        # At once: no request that waits for this writer may be answered.
+        sys.stderr.write(f"etude-feedback: {error}\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+
+async def audit(settings: Settings) -> None:
+    """Print counts, head and broken invariants of the ledger; exit with 1 if there are any."""
+    store = open_run_store(settings.store, settings.access)
+    found = await asyncio.to_thread(audit_ledger, store, uid=settings.ledger)
+    counts = ", ".join(f"{number} {kind}" for kind, number in sorted(found.num_records.items()))
+    sys.stdout.write(f"records: {counts or 'none'}\nhead: {found.head.hex()}\n")
+    for finding in found.findings:
+        sys.stdout.write(f"{finding.invariant}: {finding.what}\n")
+    if found.findings:
+        process.exit_with("etude-feedback", "the ledger is damaged", 1)
+
+
+def _open(settings: Settings, secret: LedgerSecret) -> FeedbackLedger:
+    store = open_run_store(settings.store, settings.access)
+    key_store = open_run_store(settings.key_store, settings.access)
+    probe(store)
+    probe(key_store)
+    return open_ledger(store, key_store, secret, uid=settings.ledger, holder=socket.gethostname())

@@ -1,0 +1,174 @@
+"""The ledger: encrypted at rest, the same after a restart, closed to other tenants."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.feedback import events as examples
+from tests.support.feedback.lives import NOW_MS, SECRET, SERVER, Stores, ids, living
+
+from etude.common.durable_log import segments
+from etude.common.durable_log.segments import decode_segment, encode_frame, encode_segment
+from etude.common.errors import CorruptError, FencedError
+from etude.feedback.ledger.ledger import LEDGER, open_ledger
+from etude.feedback.ledger.user_keys import LedgerSecret
+
+MARKER = "purple-elephant"
+
+
+async def test_an_event_is_read_back_as_it_was_sent_also_after_a_restart() -> None:
+    stores = Stores()
+    sent = examples.event("followup", id="7", text="please undo")
+    async with living(stores) as intake:
+        answers = await intake.take([json.dumps(sent).encode()], SERVER)
+        assert [answer.status for answer in answers] == [202]
+        assert ids(intake.ledger) == ["7"]
+    async with living(stores) as intake:
+        (event,) = intake.ledger.read_events(tenant="acme")
+        found = json.loads(event.text)
+        assert (event.kind, event.received_ms) == ("followup", NOW_MS)
+        assert found["data"]["payload"] == sent["data"]["payload"]
+        assert found["data"]["consent"] == sent["data"]["consent"]
+        assert (found["id"], found["subject"]) == ("7", "conversation-1")
+
+
+async def test_reading_goes_on_behind_a_sequence() -> None:
+    stores = Stores()
+    async with living(stores) as intake:
+        for number in range(6):
+            await intake.take([examples.encoded(id=str(number))], SERVER)
+        events = list(intake.ledger.read_events(tenant="acme"))
+        for position, event in enumerate(events):
+            later = intake.ledger.read_events(tenant="acme", after=event.sequence)
+            assert list(later) == events[position + 1 :]
+
+
+async def test_no_store_holds_the_text_or_the_name_of_a_user() -> None:
+    stores = Stores()
+    async with living(stores) as intake:
+        await intake.take([examples.encoded(user="jo-the-user", text=MARKER)], SERVER)
+    assert MARKER.encode() not in stores.contents()
+    assert b"jo-the-user" not in stores.contents()
+    assert not any("jo-the-user" in key for key in [*stores.ledger.objects, *stores.keys.objects])
+
+
+async def test_other_tenants_read_nothing() -> None:
+    stores = Stores()
+    async with living(stores) as intake:
+        await intake.take([examples.encoded()], SERVER)
+        assert ids(intake.ledger, "other") == []
+        assert ids(intake.ledger, "") == []
+        # The same user and id at another tenant are another user and another event.
+        other = SERVER._replace(tenant="other")
+        answers = await intake.take([examples.encoded(tenant="other", text="theirs")], other)
+        assert [answer.status for answer in answers] == [202]
+        assert [len(ids(intake.ledger, tenant)) for tenant in ("acme", "other")] == [1, 1]
+
+
+async def test_an_erased_user_is_unreadable_and_others_stay() -> None:
+    stores = Stores()
+    async with living(stores) as intake:
+        await intake.take([examples.encoded(id="1", user="a"), examples.encoded(id="2")], SERVER)
+        user = SECRET.user_id("acme", "a")
+        keys = dict(stores.keys.objects)
+        assert await intake.ledger.erase_user(user, now_ms=NOW_MS) == 1
+        assert ids(intake.ledger) == ["2"]
+        assert len(stores.keys.objects) == len(keys) - 1
+        # Sent again, it does not come back.
+        answers = await intake.take([examples.encoded(id="1", user="a")], SERVER)
+        assert [(a.status, a.reason) for a in answers] == [(403, "Revoked")]
+    async with living(stores) as intake:
+        assert ids(intake.ledger) == ["2"]
+
+
+async def test_a_user_may_come_back_with_a_later_decision_and_another_key() -> None:
+    stores = Stores()
+    async with living(stores) as intake:
+        await intake.take([examples.encoded(id="1")], SERVER)
+        await intake.ledger.erase_user(SECRET.user_id("acme", "u-1"), now_ms=NOW_MS)
+    async with living(stores, now_ms=NOW_MS + 90_000_000) as intake:
+        later = examples.encoded(id="2", decided="2026-11-03T00:00:00Z")
+        answers = await intake.take([later], SERVER)
+        assert [answer.status for answer in answers] == [202]
+        assert ids(intake.ledger) == ["2"]
+
+
+async def test_an_older_service_stops_when_a_newer_one_took_over() -> None:
+    stores = Stores()
+    with pytest.raises(FencedError):  # noqa: PT012 - the error is that of the end of a life
+        async with living(stores) as older:
+            await older.take([examples.encoded(id="1")], SERVER)
+            writers = [task for task in asyncio.all_tasks() if task.get_name() == "ledger"]
+            async with living(stores) as newer:
+                await newer.take([examples.encoded(id="2")], SERVER)
+                older.ledger.append_consent(
+                    SECRET.user_id("acme", "u-1"),
+                    older.ledger.state.consents[SECRET.user_id("acme", "u-1")],
+                    now_ms=NOW_MS,
+                )
+                await asyncio.wait(writers)
+    async with living(stores) as intake:
+        assert ids(intake.ledger) == ["1", "2"]
+
+
+async def test_a_ledger_of_another_name_or_secret_is_refused() -> None:
+    stores = Stores()
+    async with living(stores) as intake:
+        await intake.take([examples.encoded()], SERVER)
+    with pytest.raises(CorruptError, match="belongs to test"):
+        open_ledger(stores.ledger, stores.keys, SECRET, uid="other", holder="x")
+    other = open_ledger(stores.ledger, stores.keys, LedgerSecret(bytes(32)), uid="test", holder="x")
+    with pytest.raises(CorruptError, match="another secret"):
+        list(other.read_events(tenant="acme"))
+
+
+async def stored() -> Stores:
+    stores = Stores()
+    async with living(stores) as intake:
+        for number in range(3):
+            await intake.take([examples.encoded(id=str(number))], SERVER)
+    return stores
+
+
+async def test_any_flipped_bit_of_the_log_is_found() -> None:
+    stores = await stored()
+    keys = [key for key in stores.ledger.objects if key.endswith(".wal")]
+
+    @given(data=st.data())
+    def flip(data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(keys))
+        raw = bytearray(stores.ledger.objects[key])
+        bit = data.draw(st.integers(0, len(raw) * 8 - 1))
+        raw[bit // 8] ^= 1 << bit % 8
+        broken = Stores()
+        broken.ledger.objects.update(stores.ledger.objects, **{key: bytes(raw)})
+        with pytest.raises(CorruptError):
+            open_ledger(broken.ledger, broken.keys, SECRET, uid="test", holder="x")
+
+    flip()
+
+
+async def test_a_record_that_was_altered_with_its_checksums_breaks_the_chain() -> None:
+    stores = await stored()
+    key = sorted(key for key in stores.ledger.objects if key.endswith(".wal"))[1]
+    segment = decode_segment(stores.ledger.objects[key], where=key)
+    frames = []
+    for record in segment.records:
+        payload = bytearray(record.payload)
+        payload[-1] ^= 1
+        frames.append(encode_frame(record.kind, record.sequence, bytes(payload)))
+    forged = encode_segment(segment.owner, segment.epoch, first=segment.first, frames=frames)
+    stores.ledger.objects[key] = forged
+    assert segments.decode_segment(forged, where=key).first == segment.first
+    with pytest.raises(CorruptError, match="chain"):
+        open_ledger(stores.ledger, stores.keys, SECRET, uid="test", holder="x")
+
+
+async def test_a_removed_segment_is_found() -> None:
+    stores = await stored()
+    logs = sorted(key for key in stores.ledger.objects if key.startswith(LEDGER) and "wal" in key)
+    del stores.ledger.objects[logs[1]]
+    with pytest.raises(CorruptError, match="missing"):
+        open_ledger(stores.ledger, stores.keys, SECRET, uid="test", holder="x")
