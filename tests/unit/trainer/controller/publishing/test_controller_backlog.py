@@ -22,10 +22,9 @@ from tests.support.trainer.store_outages import (
 from tests.support.trainer_simulation.workers import SimulatedLearners
 from typing_extensions import override
 
-from etude.common import weights
+from etude.common import store_retry, weights
 from etude.common.checkpoints.manifest import stored_checkpoints
 from etude.common.errors import StoreError
-from etude.trainer.controller import store_retry
 from etude.trainer.controller.run import Run, root_cause
 from etude.trainer.learner.batches import NonFiniteLossError, PolicyBatch, StepResult
 

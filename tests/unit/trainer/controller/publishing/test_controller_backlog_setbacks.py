@@ -24,12 +24,11 @@ from tests.support.trainer.store_outages import (
 from tests.support.trainer_simulation.workers import SimulatedLearners
 from typing_extensions import override
 
-from etude.common import weights
+from etude.common import store_retry, weights
 from etude.common.errors import FencedError, StoreError
 from etude.common.weights import VersionId, claim_epoch, quarantine, read_manifest
 from etude.trainer.compactor.report import CompactorClient, CompactorFailure, CompactorReport
 from etude.trainer.compactor.schedule import EMPTY
-from etude.trainer.controller import store_retry
 from etude.trainer.controller.publishing.engines import Engines, VersionRefusedError
 from etude.trainer.controller.run import Run, root_cause
 
