@@ -51,6 +51,7 @@ def test_kinds_are_told_apart_and_one_can_lie_elsewhere() -> None:
         Kind.GATHERED: 0,
         Kind.ACTIVATIONS: 2 * KIB,
         Kind.TEMPORARIES: 0,
+        Kind.CHECKPOINT: 0,
     }
     assert allocations.peak(without={Kind.MOMENTS}).num_bytes == 3 * KIB
 
