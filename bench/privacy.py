@@ -20,8 +20,9 @@ import json
 import random
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -135,21 +136,21 @@ async def measure_isolation(num_events: int, seed: int) -> dict[str, float]:
     rng = random.Random(seed)  # noqa: S311 - not for secrets
     stores = Stores()
     sent: dict[str, dict[str, Any]] = {}
-    newest: dict[tuple[object, object], tuple[str, bool]] = {}
+    decisions: defaultdict[tuple[object, object], Decisions] = defaultdict(Decisions)
     async with living(stores) as intake:
         for fields in random_events(num_events, rng):
             owner = SERVER._replace(tenant=rng.choice(["acme", "other"]))
             await intake.take([examples.encoded(**fields)], owner)
             sent[str(fields["id"])] = fields
             if owner.tenant == fields["tenant"]:
-                _note_decision(newest, fields)
+                decisions[fields["tenant"], fields["user"]].add(fields)
         cross_tenant = without_consent = num_read = 0
         for tenant in ("acme", "other"):
             for event in intake.ledger.read_events(tenant=tenant):
                 fields = sent[json.loads(event.text)["id"]]
                 num_read += 1
                 cross_tenant += fields["tenant"] != tenant
-                _, granted = newest[fields["tenant"], fields["user"]]
+                granted = decisions[fields["tenant"], fields["user"]].consents()
                 agreed = fields["granted"] and fields["terms"] == examples.TERMS
                 without_consent += not (granted and agreed)
     if not num_read:
@@ -162,18 +163,25 @@ async def measure_isolation(num_events: int, seed: int) -> dict[str, float]:
     }
 
 
-def _note_decision(
-    newest: dict[tuple[object, object], tuple[str, bool]], fields: Mapping[str, object]
-) -> None:
-    """The oracle: a later refusal always counts, and so does a later agreement to the terms."""
-    user = fields["tenant"], fields["user"]
-    decided, granted = str(fields["decided"]), bool(fields["granted"])
-    before, was_granted = newest.get(user, ("", False))
-    if not granted:
-        if was_granted and decided > before:
-            newest[user] = decided, False
-    elif fields["terms"] == examples.TERMS and not was_granted and decided > before:
-        newest[user] = decided, True
+@dataclass(slots=True)
+class Decisions:
+    """Decisions of one user, from which the oracle alone says whether the user consents."""
+
+    agreed: list[str] = field(default_factory=list)
+    """Times of the agreements to the tenant's terms."""
+    refused: list[str] = field(default_factory=list)
+    """Times of the refusals that were sent after an agreement."""
+
+    def add(self, fields: Mapping[str, object]) -> None:
+        if not fields["granted"]:
+            if self.agreed:
+                self.refused.append(str(fields["decided"]))
+        elif fields["terms"] == examples.TERMS:
+            self.agreed.append(str(fields["decided"]))
+
+    def consents(self) -> bool:
+        """Return true if the user agreed, and did not refuse after every agreement."""
+        return bool(self.agreed) and max(self.agreed) > max(self.refused, default="")
 
 
 if __name__ == "__main__":

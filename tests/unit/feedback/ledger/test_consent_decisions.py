@@ -56,7 +56,48 @@ def test_an_older_claim_does_not_undo_a_revocation(claim: UserConsent, known: Us
     decision = decide_consent(claim, revoked, terms=TERMS, now_ms=NOW)
     if claim.decided_ms <= revoked.decided_ms:
         assert decision.refusal is not None
-    assert decision.change is None or decision.change.granted
+        assert decision.change is None
+
+
+@given(
+    ahead_ms=st.integers(-MAX_AHEAD_MS, MAX_AHEAD_MS),
+    behind_ms=st.integers(0, MAX_AHEAD_MS),
+    again_ms=st.integers(-MAX_AHEAD_MS, MAX_AHEAD_MS),
+)
+def test_a_refusal_of_now_ends_an_agreement_of_a_device_whose_clock_is_ahead(
+    ahead_ms: int, behind_ms: int, again_ms: int
+) -> None:
+    agreed = agree(TERMS, NOW + ahead_ms)
+    refused_ms = max(NOW, agreed.decided_ms - behind_ms)
+    decision = decide_consent(refuse(TERMS, refused_ms), agreed, terms=TERMS, now_ms=NOW)
+    assert decision.refusal is ConsentRefusal.NOT_GRANTED
+    assert decision.change is not None
+    assert not decision.change.granted
+    # The agreement that is sent again does not undo it.
+    again = decide_consent(agreed, decision.change, terms=TERMS, now_ms=NOW + MAX_AHEAD_MS)
+    assert again.refusal is ConsentRefusal.REVOKED
+    later = agree(TERMS, max(NOW, agreed.decided_ms) + 1 + max(0, again_ms))
+    assert decide_consent(later, decision.change, terms=TERMS, now_ms=NOW + 10**7).refusal is None
+
+
+@given(times=st.lists(st.tuples(st.booleans(), st.integers(0, 9)), min_size=1, max_size=12))
+def test_a_user_who_agreed_and_refused_last_does_not_consent(
+    times: list[tuple[bool, int]],
+) -> None:
+    known: UserConsent | None = None
+    agreed_ms, refused_ms = [-1], [-1]
+    for granted, decided_ms in times:
+        claim = UserConsent(granted, TERMS, decided_ms)
+        known = decide_consent(claim, known, terms=TERMS, now_ms=NOW).change or known
+        if granted:
+            agreed_ms.append(decided_ms)
+        elif len(agreed_ms) > 1:
+            refused_ms.append(decided_ms)
+    if len(agreed_ms) == 1:
+        assert known is None
+    elif max(refused_ms) >= max(agreed_ms):
+        assert known is not None
+        assert not known.granted
 
 
 @pytest.mark.parametrize(
@@ -153,7 +194,9 @@ async def test_no_history_leaves_an_event_of_a_user_who_does_not_consent(
                     usable[user].append(f"{user}{number}")
                 else:
                     assert status == 403
-                    if not consents and granted[user] and is_newer:
-                        granted[user], last[user] = False, minute
+                    if not consents and (is_newer or (granted[user] and minute == last[user])):
+                        # Of a user who never agreed nothing is kept.
+                        last[user] = minute if last[user] >= 0 else -1
+                        granted[user] = False
         expected = sorted(e for user in usable if granted[user] for e in usable[user])
         assert sorted(ids(intake.ledger)) == expected

@@ -48,9 +48,8 @@ def decide_consent(
         return ConsentDecision(ConsentRefusal.FUTURE, None)
     is_newer = known is None or claim.decided_ms > known.decided_ms
     if not claim.granted:
-        # A user of whom nothing is stored has nothing to take back.
-        revokes = known is not None and known.granted and is_newer
-        return ConsentDecision(ConsentRefusal.NOT_GRANTED, claim if revokes else None)
+        change = _find_revocation(claim, known, now_ms=now_ms)
+        return ConsentDecision(ConsentRefusal.NOT_GRANTED, change)
     if not terms or claim.policy_version != terms:
         refusal = ConsentRefusal.OTHER_TERMS if terms else ConsentRefusal.TENANT
         return ConsentDecision(refusal, None)
@@ -66,3 +65,18 @@ def decide_revocation(known: UserConsent | None, *, at_ms: int, now_ms: int) -> 
     earliest_ms = 0 if known is None else known.decided_ms
     decided_ms = max(min(at_ms, now_ms), earliest_ms)
     return UserConsent(granted=False, policy_version="", decided_ms=decided_ms)
+
+
+def _find_revocation(
+    claim: UserConsent, known: UserConsent | None, *, now_ms: int
+) -> UserConsent | None:
+    """Revocation to record for an event without consent; None if it is no news."""
+    if known is None:  # a user of whom nothing is stored has nothing to take back
+        return None
+    # An agreement may name a time ahead of the server's: it does not outlast a refusal of now.
+    outlasts = claim.decided_ms >= min(known.decided_ms, now_ms)
+    # A second refusal moves the time behind which the user can agree again.
+    is_news = known.granted or claim.decided_ms > known.decided_ms
+    if not (outlasts and is_news):
+        return None
+    return decide_revocation(known, at_ms=claim.decided_ms, now_ms=now_ms)
