@@ -52,11 +52,11 @@ async def test_style_is_measured_against_the_first_files_of_the_task(
     assert (same.reward, larger.reward) == (1.0, 0.5)
 
 
-async def test_a_judge_scores_each_rollout_and_masks_those_without_a_score(
+async def test_a_judge_scores_each_rollout_and_masks_those_without_an_answer(
     tmp_path: Path, task_folder: Path, rollout: Make
 ) -> None:
     def answer(body: dict[str, object]) -> tuple[int, bytes]:
-        return 200, vote(0.75) if "good" in str(body["messages"]) else vote("high")
+        return (200, vote(0.75)) if "good" in str(body["messages"]) else (401, b"")
 
     with ScriptedJudge(answer).serve() as server:
         asked = {"endpoint": server.url, "model": "m", "criteria": "c", "votes": 1}

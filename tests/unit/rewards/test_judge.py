@@ -148,18 +148,22 @@ async def test_the_score_is_the_median_of_votes_that_differ_by_their_seed() -> N
     assert set(server.keys) == {"Bearer k"}
 
 
-async def test_invalid_votes_are_outvoted_and_a_majority_of_them_is_a_fault() -> None:
-    def one_bad(body: dict[str, object]) -> tuple[int, bytes]:
-        return 200, ADVERSARIAL["plain words"] if body["seed"] == 0 else vote(0.3)
+@pytest.mark.parametrize("name", ["plain words", "cut off", "no text", "too long", "nested"])
+async def test_an_answer_that_is_no_vote_counts_as_zero_and_is_never_a_way_out(name: str) -> None:
+    assert await score(lambda _body: (200, ADVERSARIAL[name])) == 0
 
-    def two_bad(body: dict[str, object]) -> tuple[int, bytes]:
-        return 200, ADVERSARIAL["plain words"] if body["seed"] != 0 else vote(1.0)
+    def one_bad(body: dict[str, object]) -> tuple[int, bytes]:
+        return 200, ADVERSARIAL[name] if body["seed"] == 0 else vote(0.3)
 
     assert await score(one_bad) == 0.3
-    found = await score(two_bad)
-    assert isinstance(found, Fault)
-    assert found.reason is FaultReason.JUDGE_FAILED
-    assert "1 of 3 votes are valid" in found.message
+
+
+@pytest.mark.parametrize("name", ["no JSON", "no UTF-8", "no choice"])
+async def test_a_body_that_is_no_chat_completion_is_a_fault(name: str) -> None:
+    fault = await score(lambda _body: (200, ADVERSARIAL[name]))
+    assert isinstance(fault, Fault)
+    assert fault.reason is FaultReason.JUDGE_FAILED
+    assert "0 of 3 questions have an answer" in fault.message
 
 
 async def test_an_endpoint_that_is_away_is_asked_again_and_then_a_fault() -> None:

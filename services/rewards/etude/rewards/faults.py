@@ -14,7 +14,7 @@ class FaultReason(StrEnum):
     GRADER_ERROR = "GraderError"
     """The verifier gives no valid reward even for the unmodified repository."""
     JUDGE_FAILED = "JudgeFailed"
-    """The model that judges gave no majority of valid votes."""
+    """The model that judges did not answer a majority of the questions."""
     INVALID_TASK = "InvalidTask"
     """The task's folder cannot be read."""
 

@@ -25,7 +25,7 @@ _LATER = frozenset({408, 429, 500, 502, 503, 504})
 
 
 class _NoVoteError(Exception):
-    """An answer that is no vote; `is_temporary` if another attempt may give one."""
+    """The model gave no answer; `is_temporary` if another attempt may give one."""
 
     def __init__(self, what: str, *, is_temporary: bool) -> None:
         super().__init__(what)
@@ -48,7 +48,11 @@ class JudgeClient:
     async def judge(
         self, parameters: JudgeParameters, instruction: str, rollout: rollout_pb2.Rollout
     ) -> float | Fault:
-        """Score of a rollout from 0 to 1: the median vote, or the fault that masks it."""
+        """Score of a rollout from 0 to 1: the median vote, or the fault that masks it.
+
+        A complete answer that is no vote counts as a vote for 0: the transcript can bring a model
+        to break the schema, and a mask would free it from the reward.
+        """
         body = judge.question(parameters, instruction, rollout)
         asked = [parameters.endpoint, parameters.votes, judge.VERSION, body]
         digest = blake3(json.dumps(asked).encode()).hexdigest()
@@ -62,7 +66,7 @@ class JudgeClient:
         score = judge.median_score(valid, asked=parameters.votes)
         if score is None:
             reason = next(vote for vote in votes if isinstance(vote, str))
-            what = f"{len(valid)} of {parameters.votes} votes are valid: {reason}"
+            what = f"{len(valid)} of {parameters.votes} questions have an answer: {reason}"
             return Fault(FaultReason.JUDGE_FAILED, what)
         self._scores[digest] = score
         if len(self._scores) > CACHED_SCORES:
@@ -113,5 +117,8 @@ class JudgeClient:
             raise _NoVoteError(f"HTTP status {answer.status}", is_temporary=answer.status in _LATER)
         try:
             return judge.parse_vote(data)
-        except ValueError as error:
+        except judge.NoCompletionError as error:
             raise _NoVoteError(f"invalid answer: {error}", is_temporary=False) from error
+        except ValueError as error:
+            log.warning("judge %s: no vote, so it counts as 0: %s", parameters.model, error)
+            return 0.0

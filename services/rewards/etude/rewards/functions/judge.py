@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from etude.common.api.run.rewards import JudgeParameters
 from etude.v1 import environments_pb2, rollout_pb2
 
-VERSION = "1"
+VERSION = "2"
 MAX_ANSWER_BYTES = 64 << 10
 _MAX_CONTENT_CHARS = 8_192
 _MAX_TOKENS = 1_024
@@ -32,6 +32,10 @@ _FORMAT = {
     "type": "json_schema",
     "json_schema": {"name": "score", "strict": True, "schema": _SCHEMA},
 }
+
+
+class NoCompletionError(ValueError):
+    """The endpoint's answer is no chat completion, whatever the model wrote."""
 
 
 def question(
@@ -61,7 +65,9 @@ def parse_vote(answer: bytes) -> float:
     """The score in a chat completion, from 0 to 1.
 
     Raises:
-        ValueError: it holds anything but one JSON object of the schema, complete and in range.
+        NoCompletionError: it is no chat completion.
+        ValueError: its message is anything but one JSON object of the schema, complete and in
+            range.
     """
     if len(answer) > MAX_ANSWER_BYTES:
         raise ValueError(f"the answer is larger than {MAX_ANSWER_BYTES} bytes")
@@ -90,10 +96,13 @@ class _Pairs(list[tuple[str, object]]):
 
 
 def _content(answer: bytes) -> str:
-    body = _load(answer.decode())
+    try:
+        body = _load(answer.decode())
+    except ValueError as error:
+        raise NoCompletionError(f"the answer is no JSON: {error}") from error
     choices = body.get("choices") if isinstance(body, dict) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        raise ValueError("the answer has not one choice")
+        raise NoCompletionError("the answer has not one choice")
     if choices[0].get("finish_reason") != "stop":
         raise ValueError("the message is not complete")
     message = choices[0].get("message")

@@ -147,8 +147,8 @@ class JudgeParameters(Model):
     """1 - score, where a model gives the rollout a score from 0 to 1: the median of its votes.
 
     The endpoint speaks OpenAI's chat completions with JSON schemas. The transcript is given to it
-    as JSON data; votes differ by their seed, at temperature 0. A rollout without a majority of
-    valid votes is masked.
+    as JSON data; votes differ by their seed, at temperature 0. An answer of the model that is no
+    vote counts as a vote for 0; a rollout is masked where a majority of answers is missing.
     """
 
     endpoint: Annotated[str, Field(max_length=512, pattern=r"^https?://[^\s?#@]+$")]
