@@ -106,7 +106,8 @@ async def test_each_event_has_its_answer(
 
 async def test_a_batch_is_answered_event_by_event(service: Service) -> None:
     items: list[Any] = [examples.event(kind, id=kind) for kind in EVENTS if kind != "dryrun"]
-    items += [examples.event(id="shown"), {"type": "?"}, 7, examples.event(id="x", granted=False)]
+    refusal = examples.event(id="x", granted=False, user="u-2")
+    items += [examples.event(id="shown"), {"type": "?"}, 7, refusal]
     answers = await service.batch(items)
     assert answers[: len(EVENTS) - 1] == [(202, "Stored")] * (len(EVENTS) - 1)
     assert [status for status, _ in answers[len(EVENTS) - 1 :]] == [409, 400, 400, 403]
