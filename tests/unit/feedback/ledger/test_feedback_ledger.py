@@ -67,6 +67,14 @@ async def test_other_tenants_read_nothing() -> None:
         assert [len(ids(intake.ledger, tenant)) for tenant in ("acme", "other")] == [1, 1]
 
 
+async def test_a_user_cannot_take_the_id_of_another_users_event() -> None:
+    async with living(Stores()) as intake:
+        events = [examples.encoded(id="1", user="a", text="mine"), examples.encoded(id="1")]
+        answers = await intake.take(events, SERVER)
+        assert [(a.status, a.reason) for a in answers] == [(202, "Stored")] * 2
+        assert ids(intake.ledger) == ["1", "1"]
+
+
 async def test_an_erased_user_is_unreadable_and_others_stay() -> None:
     stores = Stores()
     async with living(stores) as intake:

@@ -127,8 +127,9 @@ class EventIntake:
         if event.kind == "dryrun":
             return EventAnswer(event.id, 200, "Checked", f"{num_redactions} redactions")
         key = await self.ledger.user_key(self._user(event))
+        data = event.data
         new = NewEvent(
-            self.ledger.secret.event_digest(event.data.tenant, event.source, event.id),
+            self.ledger.secret.event_digest(data.tenant, data.user, event.source, event.id),
             event.kind,
             original,
             redacted,

@@ -53,7 +53,7 @@ class NewEvent(NamedTuple):
     """A redacted event that may be stored."""
 
     digest: bytes
-    """Of tenant, source and id."""
+    """Of tenant, user, source and id."""
     kind: str
     original: bytes
     """As it was sent, to be known again; it is not stored."""

@@ -65,9 +65,12 @@ class LedgerSecret:
         """Name of a user in the ledger."""
         return UserId(tenant, self._derive("user", tenant, user)[:16].hex())
 
-    def event_digest(self, tenant: str, source: str, event_id: str) -> bytes:
-        """Name of an event in the ledger, of 16 bytes."""
-        return self._derive("event", tenant, source, event_id)[:16]
+    def event_digest(self, tenant: str, user: str, source: str, event_id: str) -> bytes:
+        """Name of an event in the ledger, of 16 bytes.
+
+        It depends on the user: else one user of a tenant could take the ids of another's events.
+        """
+        return self._derive("event", tenant, user, source, event_id)[:16]
 
     def redaction_key(self, tenant: str) -> bytes:
         """Key of the digests that stand for a tenant's secrets."""
