@@ -52,6 +52,17 @@ async def test_style_is_measured_against_the_first_files_of_the_task(
     assert (same.reward, larger.reward) == (1.0, 0.5)
 
 
+async def test_a_style_that_is_not_measured_by_the_deadline_is_a_fault(
+    tmp_path: Path, task_folder: Path, rollout: Make
+) -> None:
+    chosen = scorer(tmp_path, {"name": "style", "function": "Style"})
+    entry = next(each for each in chosen.rubric.entries if each.function == "Style")
+    job = chosen._task(task_folder.as_uri(), "p", time.monotonic() - 1).job
+    late = await chosen._measure(entry.parameters, rollout("x=2\n"), job, {})
+    assert isinstance(late, Fault)
+    assert late.reason is FaultReason.GRADER_ERROR
+
+
 async def test_a_judge_scores_each_rollout_and_masks_those_without_an_answer(
     tmp_path: Path, task_folder: Path, rollout: Make
 ) -> None:

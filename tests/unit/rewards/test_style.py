@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etude.agent.tools import lints
 from etude.common.api.run.rewards import StyleParameters
 from etude.rewards.functions import style
 from etude.rewards.functions.style import StyleFigures, count_changed_lines
@@ -47,6 +48,21 @@ async def test_new_lints_and_unformatted_lines_count_beyond_those_of_the_origina
 async def test_a_file_that_is_too_large_for_the_linter_counts_in_full() -> None:
     found = await figures(big=b"x = 1\n" * 200_000)
     assert style.penalty(found, PARAMETERS) == 1
+
+
+async def test_a_change_of_too_many_python_files_is_worst_without_running_the_linter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many = {f"f{i}": b"x = 1\n" for i in range(style.MAX_CHECKED_FILES + 1)}
+    # A path without ruff: running it would raise.
+    monkeypatch.setattr(lints, "_executable", lambda: "/no/ruff")
+    lints._jail.cache_clear()
+    assert await figures(**many) == StyleFigures(len(many), math.inf, math.inf)
+
+
+async def test_a_file_that_the_linter_cannot_read_ends_the_checks_but_not_the_size() -> None:
+    found = await figures(a=b"x = 1\n" * 200_000, b=b"x=1\n" * 3)
+    assert found == StyleFigures(200_000 + len(ORIGINAL.splitlines()) + 3, math.inf, math.inf)
 
 
 async def test_files_that_only_an_image_has_are_left_out() -> None:

@@ -99,9 +99,11 @@ class Scorer:
             try:
                 diff = environments_pb2.WorkspaceDiff.FromString(rollout.diff)
                 has_image = bool(job.task.image)
-                figures = await style.measure_style(diff, originals, has_image=has_image)
-            except UnavailableError as error:
-                return Fault(FaultReason.GRADER_ERROR, str(error))
+                async with asyncio.timeout(max(0.0, job.left_s)):
+                    figures = await style.measure_style(diff, originals, has_image=has_image)
+            except (UnavailableError, TimeoutError) as error:
+                what = str(error) or "no style within the deadline of its group"
+                return Fault(FaultReason.GRADER_ERROR, what)
             except DecodeError as error:
                 return Fault(FaultReason.ROLLOUT_FAULT, f"its diff cannot be read: {error}")
             return style.penalty(figures, parameters)

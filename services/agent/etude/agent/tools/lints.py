@@ -26,7 +26,7 @@ from etude.common.errors import UnavailableError
 
 _MAX_BYTES = 1 << 20
 _CAP_BYTES = 8 << 10
-_SUFFIXES = (".py", ".pyi")
+SUFFIXES = (".py", ".pyi")
 _KEPT_BYTES = "original-bytes"
 _MAX_KEPT_BYTES = 16 << 20
 """Bytes kept of files before their first edit; beyond it, read_lints shows nothing."""
@@ -86,7 +86,7 @@ async def after_edit(workspace: Workspace, path: str, before: bytes, after: byte
 def _keep(workspace: Workspace, path: str, before: bytes) -> None:
     """Keep the file as it was before the first edit."""
     name = _note(path)
-    has_linter = path.endswith((*_SUFFIXES, *syntax_checkers.SUFFIXES))
+    has_linter = path.endswith((*SUFFIXES, *syntax_checkers.SUFFIXES))
     if not has_linter or workspace.notes.get(name) is not None:
         return
     kept = int(workspace.notes.get(_KEPT_BYTES) or b"0") + len(before)
@@ -111,7 +111,7 @@ async def new_lints(path: str, before: bytes, after: bytes) -> list[Lint]:
     Raises:
         ToolError: the linter does not finish with this file.
     """
-    if not path.endswith(_SUFFIXES) or before == after:
+    if not path.endswith(SUFFIXES) or before == after:
         return []
     found = await diagnostics(path, after)
     if not found:
@@ -147,7 +147,7 @@ async def format_file(path: str, data: bytes) -> bytes | None:
         ToolError: the file is too large, or the formatter does not finish with it.
         UnavailableError: there is no ruff on this machine.
     """
-    if not path.endswith(_SUFFIXES) or not data.strip():
+    if not path.endswith(SUFFIXES) or not data.strip():
         return None
     if len(data) > _MAX_BYTES:
         raise ToolError(f"{path} is larger than {_MAX_BYTES >> 20} MiB")
