@@ -104,9 +104,9 @@ async def test_an_edited_turn_continues_the_longest_beginning_that_is_exact(
     records = await gateway.records()
     sampled = [*first, *records[0].token_ids]
     assert third[: len(sampled)] == sampled
-    assert records[-1].parent_branch == records[0].branch
-    # The client's words are read, not sampled.
-    assert "Not so." in gateway.parts.app.service.chat.decode(records[-1].prompt_token_ids)
+    # Nobody knows whether the user consented to the words of the edit.
+    assert "Not so." in gateway.parts.app.service.chat.decode(third)
+    assert len(records) == 2
 
 
 async def test_a_history_that_nobody_sampled_starts_a_rollout(gateway: ServedGateway) -> None:
@@ -119,11 +119,12 @@ async def test_marks_join_branches_to_one_rollout(gateway: ServedGateway) -> Non
     main = await ask(gateway, user("One."), rollout="task-7")
     helper = await ask(gateway, user("Look for it."), rollout="task-7")
     branch = main.headers["x-etude-branch"]
-    await ask(gateway, user("So far: done."), rollout="task-7", compaction_of=branch)
+    summary = await ask(gateway, user("So far: done."), rollout="task-7", compaction_of=branch)
     records = await gateway.records()
     assert {record.rollout_id for record in records} == {"task-7"}
-    assert [record.compaction_of for record in records] == ["", "", branch]
-    assert len({record.branch for record in records}) == 3
+    # The summary may repeat what was said without consent.
+    assert [record.branch for record in records] == [branch, helper.headers["x-etude-branch"]]
+    assert summary.headers["x-etude-branch"] not in {branch, records[1].branch}
     assert helper.headers["x-etude-branch"] == records[1].branch
 
 
@@ -194,6 +195,22 @@ async def test_without_consent_a_turn_is_served_and_not_recorded(gateway: Served
     (record,) = await gateway.records()
     request = gateway.engines[0].requests[-1]
     assert [*record.prompt_token_ids] == [*request.prompt_token_ids]
+
+
+async def test_what_was_said_before_consent_stays_private_once_it_is_forgotten(
+    gateway: ServedGateway,
+) -> None:
+    lines = gateway.keys_file.read_text()
+    gateway.keys_file.write_text(lines.replace(" consent=v1", ""))
+    gateway.parts.app.keys._read()
+    await ask(gateway, user("One."))
+    gateway.keys_file.write_text(lines)
+    gateway.parts.app.keys._read()
+    gateway.parts.app.service.sessions._nodes.clear()
+    said = [user("One."), policy("Turn 1."), user("Two.")]
+    await ask(gateway, *said)
+    await ask(gateway, *said, policy("Turn 2."), user("Three."))
+    assert await gateway.records() == []
 
 
 async def test_a_session_that_was_forgotten_is_tokenised_again(

@@ -32,7 +32,8 @@ class Branch:
     num_recorded: int = 0
     """Tokens that records hold, from the first one on."""
     is_private: bool = False
-    """True once a turn was served without consent: later ones repeat it, and have no record."""
+    """True once it has a turn that was served without consent, or whose consent is not known: later
+    ones repeat it, and have no record."""
 
     def split(self, num_tokens: int) -> "Branch":
         """A branch of the same rollout that shares the first tokens of this one; no record yet."""

@@ -164,12 +164,17 @@ class _PromptBuilder:
             raise InvalidFieldError("messages", "must end with a message that is not the policy's")
         try:
             if found is not None and not self.marks.compaction_of:
-                return self._continue(found)
-            return self._open("new" if _is_opening(messages) else "break")
+                prompt, added = self._continue(found), messages[found.num_messages :]
+            else:
+                prompt, added = self._open("new" if _is_opening(messages) else "break"), messages
         except TemplateError as error:
             raise InvalidFieldError(
                 "messages", f"the model's chat template refuses them: {error}"
             ) from error
+        # Nothing here tells whether its user consented to what is repeated.
+        if not _is_opening(added) or self.marks.compaction_of:
+            prompt.branch.is_private = True
+        return prompt
 
     def _open(self, place: str) -> Prompt:
         messages = render_opening(self.chat, self.form, self.request.messages)
