@@ -198,6 +198,41 @@ async def test_a_store_that_is_away_costs_a_503_and_no_event(
     assert ids(service.intake.ledger) == ["1"]
 
 
+async def test_nothing_is_appended_while_too_many_bytes_wait_for_the_store(
+    service: Service, stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake_module, "ACKNOWLEDGE_S", 0.05)
+    monkeypatch.setattr(intake_module, "MAX_PENDING_BYTES", 3_000)
+    create, is_away = MemoryStore.create, True
+
+    def refuse(store: MemoryStore, key: str, data: bytes) -> None:
+        if is_away and store is stores.ledger:
+            raise StoreError("away")
+        create(store, key, data)
+
+    monkeypatch.setattr(MemoryStore, "create", refuse)
+    log = service.intake.ledger.log
+    # One batch is larger than the room: it is checked event by event.
+    items = [examples.event(id=str(number), text="x" * 1_000) for number in range(20)]
+    answer = await service.post("/v1/events", items, **{"content-type": http.BATCH_TYPE})
+    assert answer.status_code == 503
+    assert 3_000 <= log.pending_bytes < 6_000
+    waiting = log.pending_bytes
+    decision = {"user": "u-1", "at": "2026-11-02T00:00:00Z"}
+    for path, body in [
+        ("/v1/events", examples.event(id="x")),
+        ("/v1/events", examples.event(id="x", granted=False)),
+        ("/v1/revocations", decision),
+        ("/v1/erasures", {"user": "u-1"}),
+    ]:
+        assert (await service.post(path, body)).status_code == 503, path
+    assert log.pending_bytes == waiting
+    is_away = False
+    await log.wait_durable()
+    assert log.pending_bytes == 0
+    assert (await service.post("/v1/revocations", decision)).status_code == 202
+
+
 async def test_schemas_are_published(service: Service) -> None:
     for kind in EVENTS:
         assert (await service.client.get(f"/v1/schemas/{kind}")).json()["type"] == "object"

@@ -66,6 +66,8 @@ class DurableLog(abc.ABC):
     """Delay before a write in which more records join it, even if callers wait."""
     is_away: bool = field(default=False, kw_only=True)
     """True while the newest write failed and is retried."""
+    pending_bytes: int = field(default=0, init=False)
+    """Bytes of the records that are not durable yet; of lazy frames the upper bound."""
     _queue: list[QueuedFrame] = field(default_factory=list, init=False)
     _durable: int = field(init=False)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition, init=False)
@@ -107,7 +109,9 @@ class DurableLog(abc.ABC):
         Wait until it is durable before acting on it.
         """
         sequence = self.next_sequence
-        self._queue.append(QueuedFrame(sequence, content))
+        frame = QueuedFrame(sequence, content)
+        self._queue.append(frame)
+        self.pending_bytes += frame.num_bytes
         self.next_sequence += 1
         self._work.set()
         return sequence
@@ -155,7 +159,9 @@ class DurableLog(abc.ABC):
             segment_key(self.prefix, self.epoch, frames[0].sequence),
             lambda: self._try_write(frames),
         )
+        num_bytes = sum(frame.num_bytes for frame in frames)
         async with self._changed:
+            self.pending_bytes -= num_bytes
             self._durable = frames[-1].sequence
             self._changed.notify_all()
 

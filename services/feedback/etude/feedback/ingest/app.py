@@ -130,6 +130,7 @@ class FeedbackRoutes:
         owner = self._speaker(request, body.user)
         ledger, now_ms = self.intake.ledger, self.intake.clock_ms()
         user = ledger.secret.user_id(owner.tenant, body.user)
+        self.intake.require_room()
         at_ms = int(body.at.timestamp() * 1_000)
         decision: UserConsent = decide_revocation(
             ledger.state.consents.get(user), at_ms=at_ms, now_ms=now_ms
@@ -142,6 +143,7 @@ class FeedbackRoutes:
         owner = self._speaker(request, body.user)
         ledger = self.intake.ledger
         user = ledger.secret.user_id(owner.tenant, body.user)
+        self.intake.require_room()
         try:
             async with asyncio.timeout(ACKNOWLEDGE_S):
                 num_events = await ledger.erase_user(user, now_ms=self.intake.clock_ms())

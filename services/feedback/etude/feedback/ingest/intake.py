@@ -20,7 +20,8 @@ from etude.feedback.ledger.user_keys import UserId
 from etude.feedback.redact.redactor import Redactor
 
 MAX_PENDING = 20_000
-"""Records that wait for the store; more events are refused for now."""
+MAX_PENDING_BYTES = 256 << 20
+"""Records that wait for the store, and their bytes; with more, what appends is refused for now."""
 ACKNOWLEDGE_S = 30.0
 """Longest wait for the store. A client that sends the event again is told once it is durable."""
 _HASHES = frozenset({"lineHashes"})
@@ -66,8 +67,7 @@ class EventIntake:
             UnavailableError: the store is away; clients send the events again.
             FencedError: another writer took the ledger over.
         """
-        if self.ledger.log.depth > MAX_PENDING:
-            raise UnavailableError(f"{self.ledger.log.depth} records wait for the object store")
+        self.require_room()
         checked = [self._check(item, owner) for item in items]
         try:
             await self._load_keys(checked, owner)
@@ -76,6 +76,17 @@ class EventIntake:
             raise UnavailableError(f"the store of keys is away: {error}") from error
         await self.acknowledge(max((a.sequence or 0 for a in answers), default=0))
         return answers
+
+    def require_room(self) -> None:
+        """Refuse to append while too much waits for the store; call it just before.
+
+        Raises:
+            UnavailableError: the store is away or slow.
+        """
+        log = self.ledger.log
+        if log.depth >= MAX_PENDING or log.pending_bytes >= MAX_PENDING_BYTES:
+            what = f"{log.depth} records of {log.pending_bytes} bytes wait for the object store"
+            raise UnavailableError(what)
 
     async def acknowledge(self, sequence: int) -> None:
         """Wait until a record is durable; 0 for none.
@@ -141,7 +152,7 @@ class EventIntake:
         """Append an event unless something changed while its key was read; nothing waits here.
 
         Raises:
-            UnavailableError: the user was erased meanwhile.
+            UnavailableError: the user was erased meanwhile, or too much waits for the store.
         """
         known = self.ledger.find_event(new.digest)
         if known is not None:
@@ -152,6 +163,7 @@ class EventIntake:
         decision = self._decide(event, owner)
         if decision.refusal is not None:
             return self._refuse(event, decision.refusal, decision.change)
+        self.require_room()
         now_ms = self.clock_ms()
         if decision.change is not None:
             self.ledger.append_consent(key.user, decision.change, now_ms=now_ms)
@@ -184,6 +196,7 @@ class EventIntake:
             return EventAnswer(event.id, 400, "InvalidEvent", what)
         sequence = None
         if change is not None:
+            self.require_room()
             now_ms = self.clock_ms()
             sequence = self.ledger.append_consent(self._user(event), change, now_ms=now_ms)
         what = "no consent: nothing was stored"
