@@ -103,6 +103,7 @@ async def test_a_stream_ends_and_is_recorded_although_the_gateway_is_told_to_sto
         "modelUri": TOKENIZER.as_uri(),
         "stable": [f"127.0.0.1:{server.port}"],
         "storage": {"uri": store},
+        "recordUnencrypted": True,
     }
     (tmp_path / "route.json").write_text(json.dumps(route))
     port = free_port()

@@ -165,6 +165,7 @@ async def serve_route(
             "modelUri": chat.vocabulary.folder.as_uri(),
             "stable": targets,
             "storage": {"uri": uri},
+            "recordUnencrypted": True,
             **route,
         }
     )

@@ -28,17 +28,23 @@ def test_a_wrong_setting_is_named(wrong: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("wrong", "fields"),
     [
-        ("stable", []),
-        ("modelUri", "ftp://models"),
-        ("experiment", {"name": "a", "salt": "s", "share": 5001}),
+        ("stable", {"stable": []}),
+        ("modelUri", {"modelUri": "ftp://models"}),
+        ("experiment", {"experiment": {"name": "a", "salt": "s", "share": 5001}}),
+        # It would compare the stable channel with itself.
+        ("experiment.share", {"experiment": {"name": "a", "salt": "s", "share": 1}}),
+        # Records are in the clear: that has to be said.
+        ("recordUnencrypted", {"storage": {"uri": "file:///records"}}),
     ],
 )
-def test_a_wrong_field_of_a_route_is_named(tmp_path: Path, field: str, value: object) -> None:
-    route = {"model": "m", "modelUri": "file:///m", "stable": ["a:1"], field: value}
+def test_a_wrong_field_of_a_route_is_named(
+    tmp_path: Path, wrong: str, fields: dict[str, object]
+) -> None:
+    route = {"model": "m", "modelUri": "file:///m", "stable": ["a:1"], **fields}
     (tmp_path / "route.json").write_text(json.dumps(route))
-    with pytest.raises(UserError, match=field):
+    with pytest.raises(UserError, match=wrong):
         read_route(tmp_path / "route.json")
 
 

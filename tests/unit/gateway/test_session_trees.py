@@ -233,7 +233,9 @@ async def test_the_arm_of_the_authenticated_user_chooses_the_engines(
     serve: Any, plain: ChatFormat, share: int
 ) -> None:
     experiment = {"name": "longer", "salt": "s", "share": share}
-    async with serve(plain, lambda _: "Yes.", route={"experiment": experiment}) as gateway:
+    # Alice is in the control: this canary is asked nothing.
+    route = {"experiment": experiment, "canary": ["127.0.0.1:1"]}
+    async with serve(plain, lambda _: "Yes.", route=route) as gateway:
         await ask(gateway, user("One."), rollout="mine")
         await ask(gateway, user("Two."))
         arms = {(record.arm, record.experiment) for record in await gateway.records()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from etude.common.api.meta import Model, Uri
 from etude.common.api.storage import Storage, StoreAccess
@@ -35,6 +35,34 @@ class Route(Model):
     """Comparison of the two channels."""
     storage: Storage | None = None
     """Store of the turns of users who consent; nothing is recorded without it."""
+    record_unencrypted: bool = False
+    """Needed with `storage`: records hold users' text as tokens, unredacted, under no key of the
+    user, and an erasure of feedback does not reach them."""
+
+    @model_validator(mode="after")
+    def _check_recording(self) -> Self:
+        """Refuse to keep users' text in the clear unless that was asked for.
+
+        Raises:
+            ValueError: it was not.
+        """
+        if self.storage is not None and not self.record_unencrypted:
+            raise ValueError(
+                "storage: turns would be kept unredacted and unencrypted, and no erasure reaches"
+                " them; leave it out, or accept that with recordUnencrypted: true"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_experiment(self) -> Self:
+        """Refuse a comparison of the stable channel with itself.
+
+        Raises:
+            ValueError: users would have a canary that has no engines.
+        """
+        if self.experiment is not None and self.experiment.share > 0 and not self.canary:
+            raise ValueError("experiment.share: is above 0, and canary names no engines")
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

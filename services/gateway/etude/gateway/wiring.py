@@ -56,7 +56,7 @@ def assemble(route: Route, settings: Settings, chat: ChatFormat) -> Parts:
     }
     fleets = {
         channel: EngineFleet(targets, stubs.__getitem__, settings.outage_s, settings.turn_s)
-        for channel, targets in ((STABLE, route.stable), (CANARY, route.canary or route.stable))
+        for channel, targets in ((STABLE, route.stable), (CANARY, route.canary))
     }
     recorder = None
     if route.storage is not None:
