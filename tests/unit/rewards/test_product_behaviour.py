@@ -234,9 +234,31 @@ def test_a_question_does_not_pay_off_broken_calls() -> None:
     assert dirty == pytest.approx(0.8)
 
 
-def test_a_group_of_questions_alone_gets_the_cost_and_a_fault_stays_one() -> None:
+@given(
+    worked=st.lists(st.floats(0, 1), max_size=5),
+    idle=st.lists(st.floats(0, 1), max_size=5),
+    questions=st.integers(1, 3),
+    ambiguity=st.floats(0, 1),
+)
+def test_a_question_never_pays_beside_siblings_that_gave_up(
+    worked: list[float], idle: list[float], questions: int, ambiguity: float
+) -> None:
+    gave_up = rollout(READ, message="It is not possible.")
+    rollouts = [rollout(READ, EDIT, TESTS)] * len(worked) + [gave_up] * len(idle)
+    rollouts += [asks()] * questions
+    rewards = group_rewards(
+        rubric("0.5"), rollouts, [*worked, *idle, *[0.0] * questions], ambiguity=ambiguity
+    )
+    share = (len(worked) + len(idle)) / len(rollouts)
+    advantage = rewards[-1] - sum(rewards) / len(rewards)
+    assert advantage <= -0.5 * (1 - ambiguity) * share + 1e-9
+
+
+def test_a_group_of_questions_alone_gets_the_lowest_reward_and_a_fault_stays_one() -> None:
     chosen = rubric("0.5")
     assert group_rewards(chosen, [asks(), asks()], [0.0, 0.0], ambiguity=0) == [-0.5, -0.5]
+    strict = rubric("0.5", ("broken", "BrokenCalls", "2"))
+    assert group_rewards(strict, [asks()], [0.0], ambiguity=1) == [-2]
     fault = Fault(FaultReason.ROLLOUT_FAULT, "lost")
     assert chosen.settle_deferrals([asks()], [fault], ambiguity=0) == [fault]
 

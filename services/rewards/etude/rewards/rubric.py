@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from types import MappingProxyType
 from typing import NamedTuple, Self
 
@@ -41,6 +42,7 @@ from etude.rewards.functions import (
 from etude.v1 import rollout_pb2
 
 LARGEST_REWARD = 1e6
+_NO_PENALTIES = frozenset({"Verifier", "Deferral"})
 
 VERSIONS = {
     "Verifier": verifier.VERSION,
@@ -157,6 +159,10 @@ class Rubric:
     ) -> list[RewardValue | Fault]:
         """Rewards of one group in which each question gets its deferred reward. Pure.
 
+        A question is worth the smaller of two means: of the siblings that changed something, and
+        of all that do not ask. Siblings that gave up would otherwise make it pay. Without any such
+        sibling it is worth the lowest reward of the rubric.
+
         Args:
             rollouts: siblings of one task. [G]
             outcomes: of each alone. [G]
@@ -166,19 +172,25 @@ class Rubric:
         if entry is None or not any(map(deferral.is_deferred, rollouts)):
             return list(outcomes)
         pairs = list(zip(rollouts, outcomes, strict=True))
-        rewards = [
-            outcome.reward
+        others = [
+            (outcome.reward, deferral.changes_files(rollout))
             for rollout, outcome in pairs
-            if isinstance(outcome, RewardValue) and deferral.changes_files(rollout)
+            if isinstance(outcome, RewardValue) and not deferral.is_deferred(rollout)
         ]
-        siblings_mean = math.fsum(rewards) / len(rewards) if rewards else 0.0
-        value = deferral.deferred_reward(siblings_mean, cost=entry.weight, ambiguity=ambiguity)
+        edited = [reward for reward, has_changes in others if has_changes]
+        means = [fmean(rewards) for rewards in (edited, [r for r, _ in others]) if rewards]
+        worth = min(means, default=self._lowest_reward())
+        value = deferral.deferred_reward(worth, cost=entry.weight, ambiguity=ambiguity)
         return [
             self._replace_success(outcome, entry, value)
             if isinstance(outcome, RewardValue) and deferral.is_deferred(rollout)
             else outcome
             for rollout, outcome in pairs
         ]
+
+    def _lowest_reward(self) -> float:
+        """Reward of a failure with each penalty at 1."""
+        return -math.fsum(e.weight for e in self.entries if e.function not in _NO_PENALTIES)
 
     def _replace_success(
         self, outcome: RewardValue, entry: RubricEntry, value: float

@@ -8,7 +8,7 @@ from etude.agent import transcript
 from etude.rewards.functions import unfinished
 from etude.v1 import environments_pb2, rollout_pb2
 
-VERSION = "1"
+VERSION = "2"
 _CACHES = re.compile(r"(?:^|/)(?:__pycache__|\.\w+_cache|node_modules)/|\.py[co]$")
 
 
@@ -21,8 +21,8 @@ def is_deferred(rollout: rollout_pb2.Rollout) -> bool:
 def deferred_reward(siblings_mean: float, *, cost: float, ambiguity: float) -> float:
     """Value of a question in place of success: `siblings_mean` - `cost` x (1 - `ambiguity`).
 
-    The mean reward of siblings that changed something is what work on this task is worth, so a
-    question has an advantage of at most 0, and of 0 only if the instruction is ambiguous.
+    Where `siblings_mean` is at most the mean reward of all siblings that do not ask, a question has
+    an advantage of at most 0 in its group, and of 0 only if the instruction is ambiguous.
     """
     return siblings_mean - cost * (1 - ambiguity)
 

@@ -138,8 +138,9 @@ class DeferralParameters(Model):
     """Reward of a rollout that ends with a question and has changed nothing.
 
     In place of the verifier's part such a rollout gets the mean reward of its siblings that changed
-    something, less weight x (1 - ambiguity). So a question never pays on a clear task, and costs
-    nothing where the instruction is ambiguous: `etude_ambiguity` in the task's metadata, 0 to 1.
+    something, or of all that do not ask if it is smaller, minus weight x (1 - ambiguity). So a
+    question never pays on a clear task, and has no price where the instruction is ambiguous:
+    `etude_ambiguity` in the task's metadata, 0 to 1.
     """
 
 
