@@ -1,10 +1,12 @@
 """An unchanged openai client talks to a policy through the gateway."""
 
+import asyncio
 import json
 from typing import Any
 
 import openai
 import pytest
+from prometheus_client import REGISTRY
 from tests.support.gateway.served import MODEL, ServedGateway
 from tests.support.native_template import write_call
 
@@ -187,6 +189,14 @@ async def test_a_wrong_field_is_refused_by_name(
     assert gateway.engines[0].requests == []
 
 
+@pytest.mark.parametrize("name", ["x-etude-side", "x-etude-rollout", "x-etude-compaction-of"])
+async def test_a_wrong_mark_is_refused_by_name(gateway: ServedGateway, name: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=name):
+        await client_of(gateway).chat.completions.create(
+            model=MODEL, messages=ASK, extra_headers={name: "true or not"}
+        )
+
+
 async def test_another_model_is_not_found(gateway: ServedGateway) -> None:
     with pytest.raises(openai.NotFoundError, match="tiny"):
         await client_of(gateway).chat.completions.create(model="other", messages=ASK)
@@ -224,6 +234,17 @@ async def test_without_engines_the_client_is_told_to_come_again(
     assert caught.value.response.headers["retry-after"] == "1"
 
 
+def count_requests(code: str) -> float:
+    """Requests with an outcome that the stable arm has served so far."""
+    labels = {"arm": "stable", "code": code}
+    return REGISTRY.get_sample_value("etude_gateway_requests_total", labels) or 0.0
+
+
+def count_abandoned() -> float:
+    labels = {"arm": "stable"}
+    return REGISTRY.get_sample_value("etude_gateway_abandoned_turns_total", labels) or 0.0
+
+
 async def listen(client: openai.AsyncOpenAI, *, is_streamed: bool) -> None:
     answer: Any = await client.chat.completions.create(
         model=MODEL, messages=ASK, stream=is_streamed
@@ -240,7 +261,21 @@ async def test_a_client_that_goes_away_ends_its_turn(
         engine = gateway.engines[0]
         engine.holds = True
         client = client_of(gateway).with_options(timeout=0.5)
+        before = count_requests("499"), count_abandoned()
         with pytest.raises(openai.APITimeoutError):
             await listen(client, is_streamed=is_streamed)
         await engine.is_cancelled.wait()
         assert await gateway.records() == []
+        while count_requests("499") == before[0]:  # noqa: ASYNC110 - the count tells no test
+            await asyncio.sleep(0.01)
+        assert count_abandoned() == before[1] + 1
+
+
+async def test_a_stream_that_fails_counts_as_a_failure(gateway: ServedGateway) -> None:
+    await listen(client_of(gateway), is_streamed=True)
+    before = count_requests("200"), count_requests("503"), count_abandoned()
+    await gateway.servers[0].stop(0)
+    with pytest.raises(openai.APIError, match="no engine samples"):
+        await listen(client_of(gateway), is_streamed=True)
+    after = count_requests("200"), count_requests("503"), count_abandoned()
+    assert after == (before[0], before[1] + 1, before[2] + 1)

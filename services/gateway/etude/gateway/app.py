@@ -61,7 +61,7 @@ ROLLOUT, BRANCH, COMPACTION_OF, SIDE = (
 _VERSION = b"x-policy-version"
 _MARK = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _GONE = 499
-"""Status in metrics of a request whose client went away."""
+"""Code in metrics of a request whose client went away."""
 _STATUSES = {UnauthenticatedError: 401, ScopeError: 403, InvalidFieldError: 400}
 
 
@@ -89,7 +89,7 @@ class GatewayApp:
         exchange = HttpExchange(scope, receive, send, self.max_body_bytes)
         request = _ServedRequest(self, exchange)
         await request.answer()
-        metrics.REQUESTS.labels(request.arm, str(exchange.status or _GONE)).inc()
+        metrics.REQUESTS.labels(request.arm, str(request.outcome or exchange.status)).inc()
         metrics.REQUEST_SECONDS.labels(request.arm).observe(request.age_s)
 
     def describe_models(self) -> Mapping[str, object]:
@@ -108,6 +108,8 @@ class _ServedRequest:
     stream: StreamWriter | None = None
     has_text: bool = False
     """True once a stream has sent text."""
+    outcome: int = 0
+    """Status of what went wrong, which a running stream cannot tell in its own; 0: nothing did."""
     started_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -126,10 +128,12 @@ class _ServedRequest:
         try:
             await self._route()
         except DisconnectedError:
-            return
+            self.outcome = _GONE
         except Exception as error:  # noqa: BLE001 - the boundary of the process
+            failure = _explain(error)
+            self.outcome = failure.status
             with contextlib.suppress(DisconnectedError):
-                await self._fail(_explain(error))
+                await self._fail(failure)
 
     async def _route(self) -> None:
         """Answer by the path.
@@ -217,11 +221,10 @@ def _read_marks(exchange: HttpExchange) -> RolloutMarks:
     for name, mark in zip((ROLLOUT, COMPACTION_OF), marks, strict=True):
         if mark and not _MARK.fullmatch(mark):
             raise InvalidFieldError(name.decode(), "is no id of at most 64 characters")
-    return RolloutMarks(
-        rollout=marks[0],
-        compaction_of=marks[1],
-        is_side=exchange.read_header(SIDE) == "1",
-    )
+    side = exchange.read_header(SIDE)
+    if side not in {"", "0", "1"}:
+        raise InvalidFieldError(SIDE.decode(), "is neither 0 nor 1")
+    return RolloutMarks(rollout=marks[0], compaction_of=marks[1], is_side=side == "1")
 
 
 def _name_turn(turn: TurnStart | FinishedTurn) -> list[tuple[bytes, bytes]]:

@@ -4,7 +4,8 @@ from prometheus_client import Counter, Gauge, Histogram
 
 REQUESTS = Counter(
     "etude_gateway_requests_total",
-    "Requests, by the arm that served them (empty before one is chosen) and by HTTP status.",
+    "Requests, by the arm that served them (empty before one is chosen) and by HTTP status: of"
+    " the failure of a stream, 499 where the client went away.",
     ("arm", "code"),
 )
 REQUEST_SECONDS = Histogram(
@@ -24,6 +25,12 @@ TURNS = Counter(
     "Turns by their place: they continue a branch, split one off, or start one because the"
     " conversation is new, repeats no known turn (break), or the template cannot continue it.",
     ("place",),
+)
+ABANDONED_TURNS = Counter(
+    "etude_gateway_abandoned_turns_total",
+    "Turns that ended before they were whole, by arm: the client stopped them, or they failed. They"
+    " have no record.",
+    ("arm",),
 )
 INTERRUPTED_CALLS = Counter(
     "etude_gateway_interrupted_calls_total",

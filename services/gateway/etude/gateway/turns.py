@@ -107,9 +107,11 @@ class TurnService:
                     yield event
         finally:
             span.end()
-            if prompt.continued is not None and not turn.is_finished:
-                # A repeated request continues the branch as this one would have.
-                prompt.continued.is_continued = False
+            if not turn.is_finished:
+                metrics.ABANDONED_TURNS.labels(arm.arm).inc()
+                if prompt.continued is not None:
+                    # A repeated request continues the branch as this one would have.
+                    prompt.continued.is_continued = False
 
     async def count_tokens(self, caller: Caller, request: TurnRequest) -> int:
         """Count the tokens of a request's prompt.
