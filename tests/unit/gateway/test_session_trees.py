@@ -7,6 +7,7 @@ import pytest
 from tests.support.gateway.served import MODEL, ServedGateway
 
 from etude.agent.chat import ChatFormat
+from etude.common.turn_log import identify_rollout
 from etude.gateway.api_keys import make_key
 from etude.v1 import turns_pb2
 
@@ -121,7 +122,9 @@ async def test_marks_join_branches_to_one_rollout(gateway: ServedGateway) -> Non
     branch = main.headers["x-etude-branch"]
     summary = await ask(gateway, user("So far: done."), rollout="task-7", compaction_of=branch)
     records = await gateway.records()
-    assert {record.rollout_id for record in records} == {"task-7"}
+    rollout = identify_rollout("acme", "alice", "task-7")
+    assert {record.rollout_id for record in records} == {rollout}
+    assert summary.headers["x-etude-rollout"] == "task-7"
     # The summary may repeat what was said without consent.
     assert [record.branch for record in records] == [branch, helper.headers["x-etude-branch"]]
     assert summary.headers["x-etude-branch"] not in {branch, records[1].branch}
@@ -144,9 +147,14 @@ async def test_conversations_of_another_user_are_not_continued(gateway: ServedGa
     gateway.keys_file.write_text(f"{lines}{line} tenant=acme consent=v1\n")
     gateway.parts.app.keys._read()
     first = await ask(gateway, user("One."))
+    marked = await ask(gateway, user("Mine."), rollout="main")
     gateway.key = key
     second = await ask(gateway, user("One."), policy("Turn 1."), user("Two."))
     assert first.headers["x-etude-rollout"] != second.headers["x-etude-rollout"]
+    # Both may give their rollouts the same name.
+    theirs = await ask(gateway, user("Mine."), rollout="main")
+    assert theirs.headers["x-etude-rollout"] == marked.headers["x-etude-rollout"] == "main"
+    assert len({record.rollout_id for record in await gateway.records()}) == 3
 
 
 async def test_a_record_has_all_that_training_needs(

@@ -7,12 +7,14 @@ once and exists completely or not at all: no writer ever changes what another on
 """
 
 import asyncio
+import json
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import zstandard
+from blake3 import blake3
 from google.protobuf.message import DecodeError
 
 from etude.common.blobs import MAX_CREATE_BYTES, ExistsError, Store
@@ -30,6 +32,14 @@ _SEGMENT_BYTES = MAX_CREATE_BYTES // 2
 MAX_TURN_BYTES = MAX_CREATE_BYTES - (1 << 16)
 """Largest record: a million tokens and their log-probabilities have 8 MB."""
 _LEVEL = 1
+
+
+def identify_rollout(tenant: str, user: str, name: str) -> str:
+    """Identify a rollout of one user by the name that its clients and its feedback use.
+
+    Clients choose names themselves, so that two users' may be the same. 32 hexadecimal digits.
+    """
+    return blake3(json.dumps([tenant, user, name]).encode()).hexdigest(16)
 
 
 def segment_key(writer: str, first: int) -> str:

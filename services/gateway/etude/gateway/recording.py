@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 from blake3 import blake3
 
 from etude.agent.completions import Completion
-from etude.common.turn_log import TurnLog
+from etude.common.turn_log import TurnLog, identify_rollout
 from etude.gateway import metrics
 from etude.gateway.api_keys import Caller
 from etude.gateway.sessions import Branch
@@ -65,7 +65,7 @@ def make_record(turn: SampledTurn, config_hash: bytes) -> turns_pb2.TurnRecord:
     start, end = branch.num_recorded, len(branch.token_ids) - len(completion.token_ids)
     return turns_pb2.TurnRecord(
         turn_id=turn.turn_id,
-        rollout_id=branch.rollout,
+        rollout_id=identify_rollout(turn.caller.tenant, turn.caller.user, branch.rollout),
         branch=branch.branch_id,
         parent_branch=branch.parent,
         compaction_of=branch.compaction_of,

@@ -23,6 +23,7 @@ class Branch:
     """One token sequence of a rollout; nothing in it was ever tokenised again."""
 
     rollout: str
+    """As its client names it, or is told to."""
     parent: str = ""
     """Branch that it was split off from."""
     compaction_of: str = ""
