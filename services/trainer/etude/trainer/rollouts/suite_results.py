@@ -61,9 +61,9 @@ class SuiteResults:
                 continue
 
     def is_finished(self, record: journal_pb2.JournalRollout) -> bool:
-        """True if a rollout has a reward, and this version alone sampled it."""
+        """True if a rollout has a reward, and no other version touched it; it may have no token."""
         has_reward = record.reward.WhichOneof("result") == "reward"
-        return has_reward and _touching_versions(record) == {self.policy}
+        return has_reward and _touching_versions(record) <= {self.policy}
 
     def find_marked(self, records: Iterable[journal_pb2.JournalRollout]) -> dict[str, str]:
         """Rollouts with a reward that another version touched."""
