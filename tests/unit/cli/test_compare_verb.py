@@ -68,6 +68,18 @@ def test_what_rows_do_not_hold_was_not_measured(run: Path) -> None:
     assert (code, said) == (1, "not enough data: sampled_tokens was not measured\n")
 
 
+def test_a_candidate_that_loses_the_samples_of_tasks_that_it_fails_does_not_pass(run: Path) -> None:
+    record = FolderRecord(run)
+    rows = _rows(90)
+    lost: list[Mapping[str, object]] = [
+        {"task_id": row["task_id"], "fault": "no slot"} for row in rows if row.get("reward") == 0
+    ]
+    record.write_rollouts(60, "eval-held-out", [*rows, *lost])
+    code, _, said = _compare(f"{run}@0", f"{run}@60")
+    assert code == 1
+    assert said == "not enough data: success lacks 31 of 151 samples of the candidate\n"
+
+
 def test_few_tasks_decide_nothing(run: Path) -> None:
     code, _, said = _compare(f"{run}@0", f"{run}@20", "--min-tasks", "500")
     assert code == 1

@@ -1,7 +1,7 @@
 """`etude compare`: one evaluation against another, task by task, and what a gate would say."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -67,7 +67,8 @@ def compare(
     for rule in rules:
         old, new = (samples_of(rows, rule.metric) for rows in pair)
         if old.keys() & new.keys():
-            differences[rule.metric] = _difference(new, old, is_share=rule.is_share)
+            lost = (_num_lost(pair[1], new), _num_lost(pair[0], old))
+            differences[rule.metric] = _difference(new, old, lost, is_share=rule.is_share)
     decision = decide_gate(differences, rules, min_tasks=min_tasks)
     if as_json:
         figures = {metric: asdict(each) for metric, each in differences.items()}
@@ -118,12 +119,18 @@ def samples_of(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[str, list
     return found
 
 
-def _difference(candidate: "Samples", served: "Samples", *, is_share: bool) -> "PairedDifference":
+def _num_lost(rows: Sized, samples: "Samples") -> int:
+    return len(rows) - sum(map(len, samples.values()))
+
+
+def _difference(
+    candidate: "Samples", served: "Samples", lost: tuple[int, int], *, is_share: bool
+) -> "PairedDifference":
     from etude.common.evaluation.comparison import compare_by_task
 
     values = [value for each in (candidate, served) for row in each.values() for value in row]
     largest = 1.0 if is_share else max(values) - min(values)
-    return compare_by_task(candidate, served, largest_change=largest)
+    return compare_by_task(candidate, served, largest_change=largest, lost=lost)
 
 
 def _read_rows(evaluation: RecordedEvaluation, split: str) -> Iterator[dict[str, Any]]:

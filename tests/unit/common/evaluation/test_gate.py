@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.common.evaluation.comparison import PairedDifference
+from etude.common.evaluation.comparison import PairedDifference, SampleCounts
 from etude.common.evaluation.gate import GateDecision, GateVerdict, MarginRule, decide_gate
 
 SUCCESS = MarginRule(metric="success", margin=0.02)
@@ -85,6 +85,32 @@ def test_many_tasks_without_a_partner_decide_nothing() -> None:
     assert decision.sentence == (
         "not enough data: success lacks one policy's samples of 14 tasks beside 256 tasks of both"
     )
+
+
+@pytest.mark.parametrize(
+    ("candidate", "served", "sentence"),
+    [
+        ((1000, 980), (1000, 985), "passed: success better"),
+        ((1000, 940), (1000, 985), "lacks 60 of 1,000 samples of the candidate"),
+        ((1000, 1000), (1000, 940), "lacks 60 of 1,000 samples of the served policy"),
+        (
+            (1000, 970),
+            (1000, 999),
+            "lacks 30 of 1,000 samples of the candidate, clearly more than 1 of 1,000 of the"
+            " served policy",
+        ),
+        ((1000, 999), (1000, 970), "passed: success better"),
+    ],
+)
+def test_lost_samples_decide_nothing_where_they_may_hide_a_loss(
+    candidate: tuple[int, int], served: tuple[int, int], sentence: str
+) -> None:
+    counted = replace(
+        BETTER,
+        candidate_samples=SampleCounts(*candidate),
+        served_samples=SampleCounts(*served),
+    )
+    assert sentence in _decide(counted).sentence
 
 
 def test_a_monitor_that_fires_refuses_whatever_the_figures() -> None:

@@ -1,7 +1,7 @@
 """Comparison of two policies on the same tasks, with a bootstrap over tasks."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,19 @@ _SPARSE_BOUNDS = (3.00, 4.74, 6.30, 7.75, 9.15)
 """Upper 95 % bounds of a Poisson mean after 0 to 4 events; the first is the "rule of three"."""
 
 
+@dataclass(frozen=True, slots=True)
+class SampleCounts:
+    """Samples of one policy: those that were planned, and those that have a value."""
+
+    expected: int = 0
+    scored: int = 0
+
+    @property
+    def lost(self) -> int:
+        """Samples that a platform fault left without a value."""
+        return self.expected - self.scored
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedDifference:
     """Candidate minus served, of one metric, on the tasks that both have samples of."""
@@ -31,20 +44,21 @@ class PairedDifference:
     """Lower 95 % bound."""
     high: float
     """Upper 95 % bound."""
+    candidate_samples: SampleCounts = SampleCounts()
+    served_samples: SampleCounts = SampleCounts()
 
     def negate(self) -> "PairedDifference":
         """The difference of a metric where less is better: positive for a better candidate."""
-        return PairedDifference(
-            num_tasks=self.num_tasks,
-            num_unpaired=self.num_unpaired,
-            difference=-self.difference,
-            low=-self.high,
-            high=-self.low,
-        )
+        return replace(self, difference=-self.difference, low=-self.high, high=-self.low)
 
 
 def compare_by_task(
-    candidate: Samples, served: Samples, *, largest_change: float, seed: int = 0
+    candidate: Samples,
+    served: Samples,
+    *,
+    largest_change: float,
+    lost: tuple[int, int] = (0, 0),
+    seed: int = 0,
 ) -> PairedDifference:
     """Compare the two policies' means task by task; tasks are what is resampled.
 
@@ -56,6 +70,7 @@ def compare_by_task(
         candidate: samples by task.
         served: samples by task.
         largest_change: by which one task's value can differ; 1 for shares.
+        lost: samples without a value, of the candidate and of the served policy.
         seed: of the resamples.
 
     Raises:
@@ -82,7 +97,14 @@ def compare_by_task(
         difference=float(differences.mean()),
         low=low,
         high=high,
+        candidate_samples=_sample_counts(candidate, lost[0]),
+        served_samples=_sample_counts(served, lost[1]),
     )
+
+
+def _sample_counts(samples: Samples, lost: int) -> SampleCounts:
+    scored = sum(map(len, samples.values()))
+    return SampleCounts(scored + lost, scored)
 
 
 def _bounds(differences: NDArray[np.float64], *, seed: int) -> tuple[float, float]:

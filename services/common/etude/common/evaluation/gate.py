@@ -5,10 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from etude.common.evaluation.comparison import PairedDifference
+from etude.common.evaluation.comparison import PairedDifference, SampleCounts
 
 MAX_UNPAIRED = 0.05
 """Largest share of the tasks that may lack samples of one policy."""
+
+
+MAX_LOST = 0.05
+"""Largest share of one policy's samples that may have no value."""
+MAX_LOSS_Z = 2.33
+"""Standard errors by which the candidate may lose more samples; one-sided p of 0.01."""
 
 
 class GateVerdict(StrEnum):
@@ -101,13 +107,8 @@ def _apply_rule(
     missing = GateVerdict.NOT_ENOUGH_DATA
     if difference is None:
         return RuleResult(verdict=missing, sentence=f"{rule.metric} was not measured")
-    tasks = difference.num_tasks
-    if tasks < min_tasks:
-        what = f"{rule.metric} has {tasks:,} tasks of both policies, {min_tasks:,} are needed"
-        return RuleResult(verdict=missing, sentence=what)
-    if difference.num_unpaired > MAX_UNPAIRED * (tasks + difference.num_unpaired):
-        what = f"{rule.metric} lacks one policy's samples of {difference.num_unpaired:,} tasks"
-        return RuleResult(verdict=missing, sentence=f"{what} beside {tasks:,} tasks of both")
+    if what := _describe_missing(difference, min_tasks):
+        return RuleResult(verdict=missing, sentence=f"{rule.metric} {what}")
     gain = difference.negate() if rule.less_is_better else difference
     sentence = _sentence(rule, gain)
     if gain.low > -rule.margin:
@@ -117,6 +118,38 @@ def _apply_rule(
     return RuleResult(
         verdict=missing,
         sentence=f"{sentence}; about {_tasks_needed(rule, gain):,} tasks would decide",
+    )
+
+
+def _describe_missing(difference: PairedDifference, min_tasks: int) -> str:
+    """Reason why a difference has too little data to be judged, or nothing."""
+    tasks, unpaired = difference.num_tasks, difference.num_unpaired
+    if tasks < min_tasks:
+        return f"has {tasks:,} tasks of both policies, {min_tasks:,} are needed"
+    if unpaired > MAX_UNPAIRED * (tasks + unpaired):
+        return f"lacks one policy's samples of {unpaired:,} tasks beside {tasks:,} tasks of both"
+    return _describe_losses(difference.candidate_samples, difference.served_samples)
+
+
+def _describe_losses(candidate: SampleCounts, served: SampleCounts) -> str:
+    """Reason why lost samples may hide a loss of the candidate, or nothing.
+
+    The candidate may lose more by its own doing, and on the tasks that it would fail.
+    """
+    for name, each in (("candidate", candidate), ("served policy", served)):
+        if each.lost > MAX_LOST * each.expected:
+            return f"lacks {each.lost:,} of {each.expected:,} samples of the {name}"
+    lost = candidate.lost + served.lost
+    if not (candidate.expected and served.expected and lost):
+        return ""
+    pooled = lost / (candidate.expected + served.expected)
+    error = math.sqrt(pooled * (1 - pooled) * (1 / candidate.expected + 1 / served.expected))
+    excess = candidate.lost / candidate.expected - served.lost / served.expected
+    if excess <= MAX_LOSS_Z * error:
+        return ""
+    return (
+        f"lacks {candidate.lost:,} of {candidate.expected:,} samples of the candidate,"
+        f" clearly more than {served.lost:,} of {served.expected:,} of the served policy"
     )
 
 
