@@ -91,7 +91,9 @@ class Journal(DurableLog):
                 branch=self.branch,
             )
             record = journal_pb2.JournalRecord(sequence=sequence, open=opening)
-            self._queue.insert(0, QueuedFrame(sequence, segments.encode_record(record)))
+            frame = QueuedFrame(sequence, segments.encode_record(record))
+            self._queue.insert(0, frame)
+            self.pending_bytes += frame.num_bytes
             self.epoch = epoch
         self._work.set()
         return epoch
