@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the planted secrets are th
 
 from tests.support import figures
 from tests.support.feedback import events as examples
-from tests.support.feedback.lives import SERVER, Stores, living
+from tests.support.feedback.lives import SERVER, Stores, living, read_all
 from tests.support.feedback.planted_secrets import PERSONAL, plant
 
 from etude.feedback.redact.redactor import Redactor
@@ -146,7 +146,7 @@ async def measure_isolation(num_events: int, seed: int) -> dict[str, float]:
                 decisions[fields["tenant"], fields["user"]].add(fields)
         cross_tenant = without_consent = num_read = 0
         for tenant in ("acme", "other"):
-            for event in intake.ledger.read_events(tenant=tenant):
+            for event in read_all(intake.ledger, tenant):
                 fields = sent[json.loads(event.text)["id"]]
                 num_read += 1
                 cross_tenant += fields["tenant"] != tenant

@@ -11,7 +11,7 @@ from tests.support.feedback.events import TERMS
 from etude.common.api_keys import KeyOwner, KeyScope
 from etude.common.blobs import MemoryStore
 from etude.feedback.ingest.intake import EventIntake
-from etude.feedback.ledger.ledger import FeedbackLedger, open_ledger
+from etude.feedback.ledger.ledger import FeedbackLedger, StoredEvent, open_ledger
 from etude.feedback.ledger.user_keys import LedgerSecret
 
 SECRET = LedgerSecret(bytes(range(32)))
@@ -51,6 +51,17 @@ async def living(stores: Stores, *, now_ms: int = NOW_MS) -> AsyncIterator[Event
             await writer
 
 
+def read_all(
+    ledger: FeedbackLedger, tenant: str = "acme", *, after: int = 0, limit: int = 1_000
+) -> list[StoredEvent]:
+    """All usable events behind a sequence, read page by page."""
+    events: list[StoredEvent] = []
+    while (page := ledger.read_page(tenant=tenant, after=after, limit=limit)).end > after:
+        events += page.events
+        after = page.end
+    return events
+
+
 def ids(ledger: FeedbackLedger, tenant: str = "acme") -> list[str]:
     """The id of each usable event."""
-    return [json.loads(event.text)["id"] for event in ledger.read_events(tenant=tenant)]
+    return [json.loads(event.text)["id"] for event in read_all(ledger, tenant)]

@@ -78,16 +78,15 @@ class FeedbackProcess:
     async def export(self, *, page: int = 1_000) -> list[str]:
         """Id of each event in the ledger, in its order."""
         found: list[str] = []
-        after = 0
+        after: int | None = 0
         async with httpx.AsyncClient(timeout=120, headers=self.headers) as client:
-            while True:
+            while after is not None:
                 query = {"after": after, "limit": page}
                 answer = await client.get(f"{self.url}/v1/events", params=query)
-                events = answer.raise_for_status().json()["events"]
-                if not events:
-                    return found
-                found += [each["event"]["id"] for each in events]
-                after = events[-1]["sequence"]
+                content = answer.raise_for_status().json()
+                found += [each["event"]["id"] for each in content["events"]]
+                after = content["next"]
+        return found
 
 
 def free_port() -> int:

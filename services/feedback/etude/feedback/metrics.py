@@ -15,6 +15,10 @@ ERASURES = Counter(
     "etude_feedback_erasures_total",
     "Users whose events were made unreadable.",
 )
+UNREADABLE = Counter(
+    "etude_feedback_unreadable_events_total",
+    "Damaged events that were left out of a page.",
+)
 ACKNOWLEDGE_SECONDS = Histogram(
     "etude_feedback_acknowledge_seconds",
     "Time from a request with events to their acknowledgement.",

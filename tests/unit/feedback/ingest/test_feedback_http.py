@@ -56,6 +56,7 @@ async def service(tmp_path: Path, stores: Stores) -> AsyncIterator[Service]:
         "user": ("u-1", "feedback", "tenant=acme consent=2026-11"),
         "other": ("backend", "users,export", "tenant=other consent=2026-11"),
         "closed": ("backend", "users", "tenant=acme"),
+        "reader": ("reader", "export", "tenant=acme limit=2"),
         "slow": ("slow", "users", "tenant=acme consent=2026-11 limit=2"),
     }
     keys, lines = {}, []
@@ -149,16 +150,20 @@ async def test_secrets_are_gone_before_anything_is_stored(service: Service, stor
 async def test_a_tenant_exports_its_own_events_page_by_page(service: Service) -> None:
     await service.batch([examples.event(id=str(number)) for number in range(5)])
     after, found = 0, []
-    while page := (await service.get(f"/v1/events?after={after}&limit=2", key="server")).json()[
-        "events"
-    ]:
-        assert len(page) <= 2
-        found += [each["event"]["id"] for each in page]
-        after = page[-1]["sequence"]
+    while after is not None:
+        page = (await service.get(f"/v1/events?after={after}&limit=2", key="server")).json()
+        assert len(page["events"]) <= 2
+        found += [each["event"]["id"] for each in page["events"]]
+        after = page["next"]
     assert found == list("01234")
-    assert (await service.get("/v1/events", key="other")).json() == {"events": []}
+    assert (await service.get("/v1/events", key="other")).json()["events"] == []
     assert (await service.get("/v1/events", key="user")).status_code == 403
     assert (await service.get("/v1/events?after=x", key="server")).status_code == 400
+
+
+async def test_pages_count_against_the_rate_of_their_key(service: Service) -> None:
+    statuses = [(await service.get("/v1/events", key="reader")).status_code for _ in range(3)]
+    assert statuses == [200, 200, 429]
 
 
 async def test_a_user_takes_the_consent_back_and_is_erased(

@@ -2,16 +2,19 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.feedback import events as examples
-from tests.support.feedback.lives import NOW_MS, SECRET, SERVER, Stores, ids, living
+from tests.support.feedback.lives import NOW_MS, SECRET, SERVER, Stores, ids, living, read_all
 
+from etude.common.blobs import MemoryStore, ObjectInfo
 from etude.common.durable_log import segments
 from etude.common.durable_log.segments import decode_segment, encode_frame, encode_segment
 from etude.common.errors import CorruptError, FencedError
+from etude.feedback.ledger import ledger as ledger_module
 from etude.feedback.ledger.ledger import LEDGER, open_ledger
 from etude.feedback.ledger.user_keys import LedgerSecret
 
@@ -26,7 +29,7 @@ async def test_an_event_is_read_back_as_it_was_sent_also_after_a_restart() -> No
         assert [answer.status for answer in answers] == [202]
         assert ids(intake.ledger) == ["7"]
     async with living(stores) as intake:
-        (event,) = intake.ledger.read_events(tenant="acme")
+        (event,) = read_all(intake.ledger)
         found = json.loads(event.text)
         assert (event.kind, event.received_ms) == ("followup", NOW_MS)
         assert found["data"]["payload"] == sent["data"]["payload"]
@@ -39,10 +42,54 @@ async def test_reading_goes_on_behind_a_sequence() -> None:
     async with living(stores) as intake:
         for number in range(6):
             await intake.take([examples.encoded(id=str(number))], SERVER)
-        events = list(intake.ledger.read_events(tenant="acme"))
+        events = read_all(intake.ledger)
         for position, event in enumerate(events):
-            later = intake.ledger.read_events(tenant="acme", after=event.sequence)
-            assert list(later) == events[position + 1 :]
+            for limit in (1, 2, 100):
+                later = read_all(intake.ledger, after=event.sequence, limit=limit)
+                assert later == events[position + 1 :]
+
+
+async def test_a_page_reads_few_segments_and_bytes_and_lists_the_store_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ledger_module, "MAX_PAGE_SEGMENTS", 3)
+    list_objects, num_lists = MemoryStore.list, 0
+
+    def count(store: MemoryStore, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        nonlocal num_lists
+        num_lists += 1
+        return list_objects(store, prefix, after)
+
+    async with living(Stores()) as intake:
+        other = SERVER._replace(tenant="other")
+        for number in range(12):
+            await intake.take([examples.encoded(id=str(number), tenant="other")], other)
+        await intake.take([examples.encoded(id="mine")], SERVER)
+        monkeypatch.setattr(MemoryStore, "list", count)
+        first = intake.ledger.read_page(tenant="acme", limit=10)
+        assert first.events == []
+        assert 0 < first.end < intake.ledger.log.durable_sequence
+        assert ids(intake.ledger) == ["mine"]
+        assert num_lists <= 2, "one for the pages, one for the end"
+        monkeypatch.setattr(ledger_module, "MAX_PAGE_BYTES", 1)
+        assert [len(ids(intake.ledger, tenant)) for tenant in ("acme", "other")] == [1, 12]
+
+
+async def test_a_damaged_key_costs_the_events_of_its_user_alone() -> None:
+    stores = Stores()
+    async with living(stores) as intake:
+        events = [examples.encoded(id="1", user="a"), examples.encoded(id="2", user="b")]
+        await intake.take(events, SERVER)
+    digest = SECRET.user_id("acme", "a").digest
+    (name,) = (key for key in stores.keys.objects if digest in key)
+    stores.keys.objects[name] = bytes(60)
+    async with living(stores) as intake:
+        page = intake.ledger.read_page(tenant="acme", limit=10)
+        assert (len(page.events), page.num_unreadable) == (1, 1)
+        events = [examples.encoded(id="3", user="a"), examples.encoded(id="4", user="b")]
+        answers = await intake.take(events, SERVER)
+        assert [(a.status, a.reason) for a in answers] == [(500, "DamagedKey"), (202, "Stored")]
+        assert ids(intake.ledger) == ["2", "4"]
 
 
 async def test_no_store_holds_the_text_or_the_name_of_a_user() -> None:
@@ -128,8 +175,11 @@ async def test_a_ledger_of_another_name_or_secret_is_refused() -> None:
     with pytest.raises(CorruptError, match="belongs to test"):
         open_ledger(stores.ledger, stores.keys, SECRET, uid="other", holder="x")
     other = open_ledger(stores.ledger, stores.keys, LedgerSecret(bytes(32)), uid="test", holder="x")
-    with pytest.raises(CorruptError, match="another secret"):
-        list(other.read_events(tenant="acme"))
+    writing = asyncio.create_task(other.log.run())
+    await other.wait_durable(other.log.last_sequence)
+    writing.cancel()
+    page = other.read_page(tenant="acme", limit=10)
+    assert (page.events, page.num_unreadable) == ([], 1)
 
 
 async def stored() -> Stores:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pydantic_core
 
 from etude.common.api_keys import KeyOwner, KeyScope
-from etude.common.errors import InvalidFieldError, StoreError, UnavailableError
+from etude.common.errors import CorruptError, InvalidFieldError, StoreError, UnavailableError
 from etude.common.feedback.events import MAX_EVENT_BYTES, AnyEvent, parse_event
 from etude.feedback import metrics
 from etude.feedback.ledger.consent import ConsentDecision, ConsentRefusal, decide_consent
@@ -119,7 +119,11 @@ class EventIntake:
         users = {
             self._user(event) for event in events if self._decide(event, owner).refusal is None
         }
-        await asyncio.gather(*map(self.ledger.user_key, users))
+        results = await asyncio.gather(*map(self.ledger.user_key, users), return_exceptions=True)
+        for result in results:
+            # A damaged key is the answer to the events of its user alone.
+            if isinstance(result, BaseException) and not isinstance(result, CorruptError):
+                raise result
 
     async def _answer(self, checked: AnyEvent | EventAnswer, owner: KeyOwner) -> EventAnswer:
         if isinstance(checked, EventAnswer):
@@ -137,7 +141,11 @@ class EventIntake:
         redacted, num_redactions = await self._redact(event, original)
         if event.kind == "dryrun":
             return EventAnswer(event.id, 200, "Checked", f"{num_redactions} redactions")
-        key = await self.ledger.user_key(self._user(event))
+        try:
+            key = await self.ledger.user_key(self._user(event))
+        except CorruptError:
+            what = "the key of the user is damaged: nothing was stored"
+            return EventAnswer(event.id, 500, "DamagedKey", what)
         data = event.data
         new = NewEvent(
             self.ledger.secret.event_digest(data.tenant, data.user, event.source, event.id),

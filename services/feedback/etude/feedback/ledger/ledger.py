@@ -1,8 +1,8 @@
 """The feedback ledger: appends events, consents and erasures, and reads events back."""
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from typing_extensions import override
@@ -15,6 +15,7 @@ from etude.common.durable_log import (
     claim_log_epoch,
     is_log_fenced,
 )
+from etude.common.errors import CorruptError
 from etude.feedback.ledger import records
 from etude.feedback.ledger.records import FIRST_CHAIN, ChainedRecord
 from etude.feedback.ledger.sealing import SealedText, content_digest, seal, unseal
@@ -25,6 +26,9 @@ from etude.v1 import feedback_ledger_pb2 as pb
 LEDGER = "feedback/ledger/"
 GATHER_S = 0.1
 """Delay of an acknowledgement in which more events join its segment: ten objects a second."""
+MAX_PAGE_BYTES = 8 << 20
+MAX_PAGE_SEGMENTS = 100
+"""What one page reads at most: its answer and its time are bounded, also where few events fit."""
 
 
 @dataclass(slots=True)
@@ -73,6 +77,24 @@ class StoredEvent(NamedTuple):
 
 
 @dataclass(slots=True)
+class EventPage:
+    """Events of a part of the ledger."""
+
+    end: int
+    """Sequence of the last record that was looked at: the next page begins behind it."""
+    events: list[StoredEvent] = field(default_factory=list)
+    num_unreadable: int = 0
+    """Events left out because they, or the keys of their users, are damaged."""
+
+
+class Listing(NamedTuple):
+    """Segments of the ledger, with all records up to one that was durable."""
+
+    reader: LogReader
+    durable: int
+
+
+@dataclass(slots=True)
 class FeedbackLedger:
     """One writer of a ledger. The appending methods run on the event loop, and never block."""
 
@@ -82,6 +104,7 @@ class FeedbackLedger:
     keys: UserKeys
     chain: bytes
     """Of the newest record."""
+    _listing: Listing | None = field(default=None, init=False)
 
     async def user_key(self, user: UserId) -> UserKey:
         """The key of a user, made on first use.
@@ -159,37 +182,64 @@ class FeedbackLedger:
         """Wait until a record and all before it are durable."""
         await self.log.wait_durable(sequence)
 
-    def read_events(self, *, tenant: str, after: int = 0) -> Iterator[StoredEvent]:
+    def read_page(self, *, tenant: str, after: int = 0, limit: int) -> EventPage:
         """Read a tenant's usable events behind a sequence, in order; blocks.
 
-        Events of users who do not consent now, or who were erased, are left out.
+        Events of users who do not consent now, or who were erased, are left out; so are those that
+        do not decrypt. A page ends at its limit, at MAX_PAGE_BYTES or at MAX_PAGE_SEGMENTS.
 
         Raises:
-            CorruptError: a record is damaged.
+            CorruptError: a segment is damaged.
             StoreError: the store did not answer.
         """
-        reader = LogReader.read_listing(ledger_source(self.log.store, self.log.owner))
-        durable = self.log.durable_sequence
-        for segment in reader.accepted_segments(since=after + 1):
+        listing = self._list_segments(after)
+        page, num_bytes = EventPage(after), 0
+        segments = listing.reader.accepted_segments(since=after + 1)
+        for segment in itertools.islice(segments, MAX_PAGE_SEGMENTS):
             for framed in segment.records:
+                if framed.sequence > listing.durable:
+                    return page
+                if len(page.events) >= limit or num_bytes >= MAX_PAGE_BYTES:
+                    return page
+                page.end = framed.sequence
                 record = records.parse_record(framed, segment.where)
-                if record.body.HasField("event") and record.sequence <= durable:
-                    event = self._read_event(record.sequence, record.body.event, tenant)
-                    if event is not None:
-                        yield event
+                event = self._read_usable(record, tenant, page)
+                if event is not None:
+                    page.events.append(event)
+                    num_bytes += len(event.text)
+        return page
 
-    def _read_event(
-        self, sequence: int, event: pb.FeedbackEventRecord, tenant: str
+    def _list_segments(self, after: int) -> Listing:
+        """The segments that were listed last, if they hold a record behind a sequence."""
+        listing = self._listing
+        if listing is None or after >= listing.durable:
+            # In this order: what is durable now is in the listing.
+            durable = self.log.durable_sequence
+            source = ledger_source(self.log.store, self.log.owner)
+            listing = self._listing = Listing(LogReader.read_listing(source), durable)
+        return listing
+
+    def _read_usable(
+        self, record: ChainedRecord, tenant: str, page: EventPage
     ) -> StoredEvent | None:
-        if event.tenant != tenant or not self.state.is_usable(event):
+        event = record.body.event
+        if not record.body.HasField("event") or event.tenant != tenant:
             return None
-        user = UserId(event.tenant, event.user_digest)
-        key = self.keys.find(user, event.key_generation)
+        if not self.state.is_usable(event):
+            return None
+        try:
+            return self._read_event(record.sequence, event)
+        except CorruptError:
+            page.num_unreadable += 1
+            return None
+
+    def _read_event(self, sequence: int, event: pb.FeedbackEventRecord) -> StoredEvent | None:
+        key = self.keys.find(UserId(event.tenant, event.user_digest), event.key_generation)
         if key is None:  # erased since
             return None
         sealed = SealedText(event.nonce, event.ciphertext)
         text = unseal(sealed, key, label=event.event_digest)
-        return StoredEvent(sequence, tenant, event.kind, event.received_ms, text)
+        return StoredEvent(sequence, event.tenant, event.kind, event.received_ms, text)
 
     def _append(self, body: pb.FeedbackRecord) -> int:
         sequence = self.log.next_sequence
