@@ -1,5 +1,6 @@
 """Conversations continue their branch token by token, and anything else is a branch of its own."""
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -9,6 +10,7 @@ from tests.support.gateway.served import MODEL, ServedGateway
 from etude.agent.chat import ChatFormat
 from etude.common.turn_log import identify_rollout
 from etude.gateway.api_keys import make_key
+from etude.gateway.turns import THREAD_CHARS
 from etude.v1 import turns_pb2
 
 Turn = dict[str, Any]
@@ -92,6 +94,23 @@ async def test_a_turn_that_is_asked_for_again_is_a_branch_split_off(
     *_, record = await gateway.records()
     assert record.parent_branch == first.headers["x-etude-branch"]
     join_branches(await gateway.records())
+
+
+async def test_a_turn_that_is_asked_for_twice_at_once_has_two_branches(
+    gateway: ServedGateway,
+) -> None:
+    await ask(gateway, user("One."))
+    # So long that it is tokenised in a thread.
+    said = [user("One."), policy("Turn 1."), user("word " * (THREAD_CHARS // 4))]
+    gateway.engines[0].max_model_len = 1 << 20
+    gateway.parts.app.service.fleets["stable"]._info = None
+    answers = await asyncio.gather(*(ask(gateway, *said) for _ in range(4)))
+    branches = [answer.headers["x-etude-branch"] for answer in answers]
+    assert len({*branches}) == 4
+    records = await gateway.records()
+    joined = join_branches(records)
+    assert branches.count(records[0].branch) == 1
+    assert {len(joined[branch]) for branch in branches} == {len(joined[records[0].branch])}
 
 
 async def test_an_edited_turn_continues_the_longest_beginning_that_is_exact(

@@ -1,16 +1,51 @@
-"""Messages of a client as the policy's chat template reads them."""
+"""Prompts of turns: messages of a client as the policy's chat template reads them."""
 
+import logging
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from etude.agent.chat import ChatFormat
+from etude.agent.chat import ChatFormat, Conversation, DeltaError, TemplateError
 from etude.agent.chat.traits import make_message
 from etude.agent.tool_calls import ParsedCall
 from etude.agent.tool_formats.xml import XmlFormat
 from etude.agent.tool_messages import RenderedMessage, make_call_message
 from etude.common.errors import InvalidFieldError
+from etude.gateway.sessions import Branch, BranchNode, Continuation
 from etude.gateway.tool_forms import NO_TOOLS, ToolForm
-from etude.gateway.turn_request import WireMessage
+from etude.gateway.turn_request import RolloutMarks, TurnRequest, WireMessage
+
+log = logging.getLogger(__name__)
+
+
+class Prompt(NamedTuple):
+    """Tokens to sample after, and the place of the turn in its session."""
+
+    token_ids: list[int]
+    branch: Branch
+    form: ToolForm
+    conversation: Conversation | None
+    """None for a text that is continued as it is."""
+    digest: bytes
+    """Of the client's messages."""
+    place: str
+    """Place of the turn in its session, for metrics."""
+    continued: BranchNode | None = None
+    """Turn whose branch this one continues."""
+    repeats_unknown: bool = False
+    """True if nothing tells whether its user consented to what it repeats."""
+
+    def claim(self, *, is_side: bool) -> "Prompt":
+        """Take the place in the session: the branch continued, or one that is split off there."""
+        prompt, node = self, self.continued
+        if node is not None and (is_side or not node.can_continue):
+            branch = node.branch.split(node.num_tokens)
+            prompt = self._replace(branch=branch, place="split", continued=None)
+        elif node is not None:
+            node.is_continued = True
+        prompt.branch.is_private |= self.repeats_unknown
+        return prompt
 
 
 @dataclass(slots=True)
@@ -119,3 +154,72 @@ def render_opening(
     if rest and rest[0]["role"] == "user":
         return [make_message("user", f"{system}\n\n{rest[0]['content']}"), *rest[1:]]
     return [make_message("user", system), *rest]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBuilder:
+    """Builds the prompt of one request; sessions stay as they are."""
+
+    chat: ChatFormat
+    form: ToolForm
+    request: TurnRequest
+    marks: RolloutMarks
+    digest: bytes
+
+    def build(self, found: Continuation | None) -> Prompt:
+        """Build the prompt, after the turn that the conversation continues.
+
+        Raises:
+            InvalidFieldError: the chat template refuses the conversation.
+        """
+        messages = self.request.messages
+        if not messages or messages[-1].role == "assistant":
+            raise InvalidFieldError("messages", "must end with a message that is not the policy's")
+        try:
+            if found is not None and not self.marks.compaction_of:
+                prompt, added = self._continue(found), messages[found.num_messages :]
+            else:
+                prompt, added = self._open("new" if _is_opening(messages) else "break"), messages
+        except TemplateError as error:
+            raise InvalidFieldError(
+                "messages", f"the model's chat template refuses them: {error}"
+            ) from error
+        is_unknown = not _is_opening(added) or bool(self.marks.compaction_of)
+        return prompt._replace(repeats_unknown=is_unknown)
+
+    def _open(self, place: str) -> Prompt:
+        messages = render_opening(self.chat, self.form, self.request.messages)
+        conversation = self.chat.open_transcript(messages, self.form.shown)
+        branch = Branch(self.marks.rollout or uuid.uuid4().hex)
+        branch.compaction_of = self.marks.compaction_of
+        if branch.compaction_of:
+            place = "compaction"
+        return self._prompt(conversation.prompt, branch, conversation, place)
+
+    def _continue(self, found: Continuation) -> Prompt:
+        node, place = found
+        messages = self.request.messages
+        conversation = node.conversation.copy()
+        renderer = MessageRenderer(
+            self.chat, self.form, sum(len(each.calls) for each in messages[: place - 1])
+        )
+        renderer.note_turn(messages[place - 1], conversation.last_message)
+        delta = renderer.render(messages[place:])
+        try:
+            added = conversation.append_messages(delta)
+        except DeltaError as error:
+            log.info("a branch starts, as the chat template cannot continue one: %s", error)
+            branch = node.branch.split(0)
+            return self._prompt(conversation.render_again(), branch, conversation, "rendered")
+        token_ids = [*node.branch.token_ids[: node.num_tokens], *added]
+        prompt = self._prompt(token_ids, node.branch, conversation, "continued")
+        return prompt._replace(continued=node)
+
+    def _prompt(
+        self, token_ids: list[int], branch: Branch, conversation: Conversation, place: str
+    ) -> Prompt:
+        return Prompt(token_ids, branch, self.form, conversation, self.digest, place)
+
+
+def _is_opening(messages: tuple[WireMessage, ...]) -> bool:
+    return all(message.role != "assistant" for message in messages)

@@ -5,14 +5,14 @@ import contextlib
 import logging
 import time
 import uuid
+from array import array
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from opentelemetry import trace
 
 from etude.agent import completions
-from etude.agent.chat import ChatFormat, Conversation, DeltaError, TemplateError
+from etude.agent.chat import ChatFormat, Conversation
 from etude.agent.chat.thinking import count_thinking
 from etude.agent.completion_draft import CompletionDraft
 from etude.agent.completions import Completion, FinishReason
@@ -23,17 +23,16 @@ from etude.common.errors import InvalidFieldError, UnavailableError
 from etude.gateway import metrics
 from etude.gateway.api_keys import Caller
 from etude.gateway.arms import ArmChoice
-from etude.gateway.prompts import MessageRenderer, render_opening
+from etude.gateway.prompts import Prompt, PromptBuilder
 from etude.gateway.recording import SampledTurn, TurnRecorder
 from etude.gateway.sessions import (
     Branch,
     BranchNode,
-    Continuation,
     Sessions,
     digest_beginnings,
     digest_owner,
 )
-from etude.gateway.tool_forms import NO_TOOLS, ToolForm, ToolForms
+from etude.gateway.tool_forms import NO_TOOLS, ToolForms
 from etude.gateway.turn_request import (
     FinishedTurn,
     RolloutMarks,
@@ -58,22 +57,6 @@ THREAD_CHARS = 64 << 10
 """Conversations with more new text are tokenised in a thread, beside other requests."""
 NO_END = -1
 """No token ended the turn: what follows it begins with the end."""
-
-
-class Prompt(NamedTuple):
-    """Tokens to sample after, and the place of the turn in its session."""
-
-    token_ids: list[int]
-    branch: Branch
-    form: ToolForm
-    conversation: Conversation | None
-    """None for a text that is continued as it is."""
-    digest: bytes
-    """Of the client's messages."""
-    place: str
-    """Place of the turn in its session, for metrics."""
-    continued: BranchNode | None = None
-    """Turn whose branch this one continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +115,14 @@ class TurnService:
         found = self.sessions.find(digests, request.messages)
         first = 0 if found is None else found.num_messages
         form = self.forms.find(request.tools)
-        builder = _PromptBuilder(self.chat, form, request, marks, digests[-1])
+        builder = PromptBuilder(self.chat, form, request, marks, digests[-1])
         size = sum(len(message.content) for message in request.messages[first:])
         if size > THREAD_CHARS:
-            return await asyncio.to_thread(builder.build, found)
-        return builder.build(found)
+            prompt = await asyncio.to_thread(builder.build, found)
+        else:
+            prompt = builder.build(found)
+        # Only now, and not in the thread: other requests may have continued the turn meanwhile.
+        return prompt.claim(is_side=marks.is_side)
 
     def _prepare_text(self, text: str | tuple[int, ...], marks: RolloutMarks) -> Prompt:
         if isinstance(text, str):
@@ -145,79 +131,6 @@ class TurnService:
             token_ids = [*text]
         branch = Branch(marks.rollout or uuid.uuid4().hex)
         return Prompt(token_ids, branch, NO_TOOLS, None, b"", "text")
-
-
-@dataclass(frozen=True, slots=True)
-class _PromptBuilder:
-    chat: ChatFormat
-    form: ToolForm
-    request: TurnRequest
-    marks: RolloutMarks
-    digest: bytes
-
-    def build(self, found: Continuation | None) -> Prompt:
-        """Build the prompt, after the turn that the conversation continues.
-
-        Raises:
-            InvalidFieldError: the chat template refuses the conversation.
-        """
-        messages = self.request.messages
-        if not messages or messages[-1].role == "assistant":
-            raise InvalidFieldError("messages", "must end with a message that is not the policy's")
-        try:
-            if found is not None and not self.marks.compaction_of:
-                prompt, added = self._continue(found), messages[found.num_messages :]
-            else:
-                prompt, added = self._open("new" if _is_opening(messages) else "break"), messages
-        except TemplateError as error:
-            raise InvalidFieldError(
-                "messages", f"the model's chat template refuses them: {error}"
-            ) from error
-        # Nothing here tells whether its user consented to what is repeated.
-        if not _is_opening(added) or self.marks.compaction_of:
-            prompt.branch.is_private = True
-        return prompt
-
-    def _open(self, place: str) -> Prompt:
-        messages = render_opening(self.chat, self.form, self.request.messages)
-        conversation = self.chat.open_transcript(messages, self.form.shown)
-        branch = Branch(self.marks.rollout or uuid.uuid4().hex)
-        branch.compaction_of = self.marks.compaction_of
-        if branch.compaction_of:
-            place = "compaction"
-        return self._prompt(conversation.prompt, branch, conversation, place)
-
-    def _continue(self, found: Continuation) -> Prompt:
-        node, place = found
-        messages = self.request.messages
-        conversation = node.conversation.copy()
-        renderer = MessageRenderer(
-            self.chat, self.form, sum(len(each.calls) for each in messages[: place - 1])
-        )
-        renderer.note_turn(messages[place - 1], conversation.last_message)
-        delta = renderer.render(messages[place:])
-        try:
-            added = conversation.append_messages(delta)
-        except DeltaError as error:
-            log.info("a branch starts, as the chat template cannot continue one: %s", error)
-            branch = node.branch.split(0)
-            return self._prompt(conversation.render_again(), branch, conversation, "rendered")
-        token_ids = [*node.branch.token_ids[: node.num_tokens], *added]
-        if self.marks.is_side or not node.can_continue:
-            branch = node.branch.split(node.num_tokens)
-            return self._prompt(token_ids, branch, conversation, "split")
-        node.is_continued = True
-        prompt = self._prompt(token_ids, node.branch, conversation, "continued")
-        return prompt._replace(continued=node)
-
-    def _prompt(
-        self, token_ids: list[int], branch: Branch, conversation: Conversation, place: str
-    ) -> Prompt:
-        return Prompt(token_ids, branch, self.form, conversation, self.digest, place)
-
-
-def _is_opening(messages: tuple[WireMessage, ...]) -> bool:
-    return all(message.role != "assistant" for message in messages)
 
 
 @dataclass(slots=True)
@@ -369,8 +282,16 @@ class _RunningTurn:
         )
 
     def _add_to_branch(self, completion: Completion) -> None:
-        branch = self.prompt.branch
-        branch.token_ids.extend(self.prompt.token_ids[len(branch.token_ids) :])
+        """Extend the branch by the turn, and record it.
+
+        Raises:
+            UnavailableError: the branch has other tokens than the prompt begins with.
+        """
+        branch, token_ids = self.prompt.branch, self.prompt.token_ids
+        if branch.token_ids != array("I", token_ids[: len(branch.token_ids)]):
+            log.error("turn %s: its branch is not what its prompt begins with", self.turn_id)
+            raise UnavailableError("the session changed meanwhile")
+        branch.token_ids.extend(token_ids[len(branch.token_ids) :])
         branch.token_ids.extend(completion.token_ids)
         if self.service.recorder is not None:
             self.service.recorder.record(
