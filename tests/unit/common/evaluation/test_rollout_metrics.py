@@ -75,6 +75,16 @@ def test_a_patch_counts_each_file_that_it_changes() -> None:
     assert edits_without_evidence(calls) == 1
 
 
+def test_a_patch_of_any_length_counts_64_files_at_most() -> None:
+    patch = "".join(f"--- a/f{i}.py\n+++ b/f{i}.py\n@@\n" for i in range(10_000))
+    assert edits_without_evidence([_call(0, "apply_patch", patch=patch)]) == 64
+
+
+def test_a_path_with_the_signs_of_a_pattern_is_a_path() -> None:
+    seen = _call(0, "read_file", path="a+(b.py")
+    assert edits_without_evidence([seen, _edit(1, "a+(b.py")]) == 0
+
+
 @pytest.mark.parametrize("arguments", ["", "[]", "{", "[" * 5_000, '{"path": 3}', '{"path": ""}'])
 def test_arguments_of_any_form_are_counted_and_raise_nothing(arguments: str) -> None:
     call = CallRecord(turn=0, name="search_replace", arguments_json=arguments)

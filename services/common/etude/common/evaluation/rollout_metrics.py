@@ -1,5 +1,6 @@
 """Metrics of one rollout other than its reward: edits without evidence, cost, latency."""
 
+import itertools
 import json
 import posixpath
 import re
@@ -14,6 +15,8 @@ _NAMES_ONLY = frozenset({"list_dir", "glob", "todo_write"})
 _PATCHED = re.compile(r"^--- (?:a/)?([^\t\n]+)", re.MULTILINE)
 _CREATED = "Created "
 """Beginning of the answer of write_file where no file was."""
+_MAX_PATHS = 64
+"""Of one patch that are counted."""
 _MAX_CHARS = 4096
 """Of arguments and results that are searched: a policy decides how long they are."""
 
@@ -61,7 +64,7 @@ def latency_s(costs: rollout_pb2.Costs) -> float:
 
 
 def _edited_paths(call: rollout_pb2.CallRecord) -> set[str]:
-    """Files that a call edits; of a patch those that exist."""
+    """Files that a call edits; of a patch the first ones that exist."""
     try:
         arguments = json.loads(call.arguments_json or "{}")
     except (ValueError, RecursionError):
@@ -69,7 +72,8 @@ def _edited_paths(call: rollout_pb2.CallRecord) -> set[str]:
     if not isinstance(arguments, dict):
         return set()
     if call.name == "apply_patch":
-        paths = _PATCHED.findall(str(arguments.get("patch", "")))
+        matches = _PATCHED.finditer(str(arguments.get("patch", "")))
+        paths = [match[1] for match in itertools.islice(matches, _MAX_PATHS)]
     else:
         paths = [str(arguments.get("path", ""))]
     return {posixpath.normpath(path.strip()) for path in paths if path.strip()} - {"/dev/null"}
@@ -77,9 +81,13 @@ def _edited_paths(call: rollout_pb2.CallRecord) -> set[str]:
 
 def _is_seen(path: str, turn: int, calls: Sequence[rollout_pb2.CallRecord]) -> bool:
     """True if a call of an earlier turn named a file or showed lines of it."""
-    name = re.compile(rf"(?<![\w.-]){re.escape(path)}(?![\w/-])")
     return any(
-        name.search(call.arguments_json[:_MAX_CHARS]) or name.search(call.result[:_MAX_CHARS])
+        _names(path, call.arguments_json[:_MAX_CHARS]) or _names(path, call.result[:_MAX_CHARS])
         for call in calls
         if call.turn < turn and call.name not in EDITS | _NAMES_ONLY and not call.is_error
     )
+
+
+def _names(path: str, text: str) -> bool:
+    # Most texts do not hold the path, and compiling a pattern takes longer than to see that.
+    return path in text and bool(re.search(rf"(?<![\w.-]){re.escape(path)}(?![\w/-])", text))
