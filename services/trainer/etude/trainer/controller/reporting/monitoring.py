@@ -87,7 +87,6 @@ def _facts(record: journal_pb2.JournalRollout, judges: frozenset[str]) -> Rollou
     rollout = record.rollout
     edits = sum(bool(transcript.edits(call)) for call in rollout.calls)
     judged = [1 + part.value for part in record.reward.parts if part.name in judges]
-    texts = [rollout.final_message, *(call.arguments_json for call in rollout.calls)]
     is_finished = rollout.ending == rollout_pb2.ENDING_STOPPED
     asks = is_finished and transcript.asks_question(rollout.final_message)
     return RolloutFacts(
@@ -99,7 +98,7 @@ def _facts(record: journal_pb2.JournalRollout, judges: frozenset[str]) -> Rollou
         tokens=length(rollout) or None,
         hidden_passed=_success(record),
         judge_reward=sum(judged) / len(judged) if judged else None,
-        has_injection=bool(judges) and any(map(addresses_judge, texts)),
+        has_injection=bool(judges) and addresses_judge(rollout.final_message),
     )
 
 
