@@ -1,4 +1,4 @@
-"""Secrets of twenty formats, planted in texts as users and their tools write them."""
+"""Secrets of twenty-one formats, planted in texts as users and their tools write them."""
 
 import base64
 import json
@@ -29,6 +29,12 @@ def _password(rng: random.Random) -> str:
     # Every policy for passwords asks for a digit.
     word = _take(rng, SYMBOLS, rng.randint(9, 19)) + rng.choice(string.digits)
     return rng.choice(string.ascii_letters) + word
+
+
+def _memorable_password(rng: random.Random) -> str:
+    """A password as people choose one: a word, a year, perhaps a sign."""
+    word = rng.choice(["Sommer", "Winter", "Berlin", "dragon", "Welcome", "letmein", "hunter"])
+    return word + str(rng.randint(1980, 2030)) + rng.choice(["", "", "!"])
 
 
 def _jwt(rng: random.Random) -> str:
@@ -158,6 +164,12 @@ FORMATS: Mapping[str, Maker] = {
         ),
     ),
     "yaml": lambda r: (_take(r, ALNUM, 20) + "7", r.choice(["  password: {}", "api_key: {}"])),
+    "memorable-password": lambda r: (
+        _memorable_password(r),
+        r.choice(
+            ["password: {}", "db_password={}", "pwd: {}", "  passphrase = {}", "- passwd: '{}'"]
+        ),
+    ),
     "email": lambda r: (_email(r), r.choice(["mail {} about it", "Author: Jo <{}>", "to={}"])),
     "phone": lambda r: (_phone(r), r.choice(["call me at {}", "tel: {}, mornings"])),
     "ip": lambda r: (_ip(r), r.choice(["from {} at noon", "client {}: refused", "[{}] GET /"])),
@@ -165,12 +177,20 @@ FORMATS: Mapping[str, Maker] = {
 }
 PERSONAL = frozenset({"email", "phone", "ip"})
 """Formats of personal data with a goal of their own."""
+KEPT_CHARS = 6
+"""Characters of a secret in a row that must not be left of it."""
 SURROUNDINGS = (
     "{}",
     "I get an error here:\n{}\nwhat now?",
     "+++ b/config\n+{}\n context\n",
     "$ env | sort\nHOME=/root\n{}\nLANG=C",
 )
+
+
+def is_left(secret: str, text: str) -> bool:
+    """Return true if a text still holds a run of KEPT_CHARS of a secret's characters."""
+    run = min(KEPT_CHARS, len(secret))
+    return any(secret[i : i + run] in text for i in range(len(secret) - run + 1))
 
 
 def plant(num_secrets: int, *, seed: int) -> Iterator[PlantedSecret]:

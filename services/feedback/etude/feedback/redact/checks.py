@@ -58,6 +58,13 @@ def is_password(value: bytes) -> bool:
     return any(byte in b"!@#%^&+~?" for byte in value) or is_random(value)
 
 
+def is_plain_password(value: bytes) -> bool:
+    """Tell a password without quotes, by a digit or a sign, from the name of a type or variable."""
+    is_name = value.replace(b"_", b"").replace(b".", b"").isalpha()
+    # The end of what stands for a secret already, such as ⟦secret:url-password:1a2b3c4d⟧.
+    return not is_name and "⟧".encode() not in value and is_password(value)
+
+
 def has_key_body(value: bytes) -> bool:
     """Tell a private key from its first line alone, as parsers of keys name it."""
     return len(value) - value.count(b"-") >= _MIN_KEY_BODY + len(b"BEGIN PRIVATE KEY")

@@ -111,6 +111,15 @@ CREDENTIALS = RuleGroup(
             checks.is_password,
         ),
         Rule(
+            "plain-password",
+            (b"passw", b"passphrase", b"pwd"),
+            compile_pattern(
+                r"(?i)(?:password|passwd|passphrase|pwd)[0-9]?[ \t]{0,3}[:=][ \t]{0,10}"
+                rf"({_REST}{{5,}})(?:[\s\"'`,;]|$)"
+            ),
+            checks.is_plain_password,
+        ),
+        Rule(
             "quoted-secret",
             _NAME_WORDS,
             compile_pattern(
