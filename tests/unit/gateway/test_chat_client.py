@@ -169,6 +169,16 @@ async def test_the_served_model_is_listed(gateway: ServedGateway) -> None:
         ("stop", {"stop": ["x"]}),
         ("temperature", {"temperature": 9}),
         ("max_tokens", {"max_tokens": 0}),
+        ("parallel_tool_calls", {"parallel_tool_calls": False}),
+        ("reasoning_effort", {"reasoning_effort": "low"}),
+        ("function_call", {"function_call": {"name": "f"}}),
+        ("prediction", {"prediction": {"type": "content", "content": "x"}}),
+        ("top_k", {"extra_body": {"top_k": 5}}),
+        ("min_p", {"extra_body": {"min_p": 0.1}}),
+        (
+            "messages[1].tool_calls",
+            {"messages": [*ASK, {"role": "assistant", "tool_calls": 5}, *ASK]},
+        ),
         ("tool_choice", {"tool_choice": "required"}),
         ("messages", {"messages": [*ASK, {"role": "assistant", "content": "x"}]}),
         ("messages[0].role", {"messages": [{"role": "judge", "content": "x"}]}),
@@ -187,6 +197,20 @@ async def test_a_wrong_field_is_refused_by_name(
         await client_of(gateway).chat.completions.create(**given)
     assert field in caught.value.message
     assert gateway.engines[0].requests == []
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999", "-Infinity", "3"])
+async def test_arguments_are_json_whatever_the_policy_says(
+    serve: Any, plain: ChatFormat, number: str
+) -> None:
+    call = XML_CALL.replace("=line>3<", f"=line>{number}<")
+    async with serve(plain, lambda _: call) as gateway:
+        answer = await client_of(gateway).chat.completions.create(
+            model=MODEL, messages=ASK, tools=TOOLS
+        )
+    ((named,),) = [choice.message.tool_calls for choice in answer.choices]
+    arguments = json.loads(named.function.arguments, parse_constant=pytest.fail)
+    assert arguments["line"] == (3 if number == "3" else number)
 
 
 @pytest.mark.parametrize("name", ["x-etude-side", "x-etude-rollout", "x-etude-compaction-of"])

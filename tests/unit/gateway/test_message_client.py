@@ -99,6 +99,29 @@ async def test_tokens_of_a_prompt_are_counted_without_an_engine(gateway: ServedG
     assert counted.input_tokens == answer.usage.input_tokens
 
 
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("thinking", {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+        ("top_k", {"extra_body": {"top_k": 5}}),
+        ("output_format", {"extra_body": {"output_format": {"type": "json_schema"}}}),
+        ("output_config", {"extra_body": {"output_config": {"effort": "low"}}}),
+        (
+            "tool_choice.disable_parallel_tool_use",
+            {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+        ),
+    ],
+)
+async def test_what_engines_do_not_carry_out_is_refused_by_name(
+    gateway: ServedGateway, field: str, values: Any
+) -> None:
+    with pytest.raises(anthropic.BadRequestError, match=field):
+        await client_of(gateway).messages.create(
+            model=MODEL, max_tokens=2048, messages=ASK, **values
+        )
+    assert gateway.engines[0].requests == []
+
+
 async def test_an_image_is_refused_by_its_place(gateway: ServedGateway) -> None:
     source = {"type": "base64", "media_type": "image/png", "data": "aaaa"}
     messages: Any = [{"role": "user", "content": [{"type": "image", "source": source}]}]

@@ -80,6 +80,20 @@ async def test_a_function_is_called_and_its_output_is_read(
         assert [*two.prompt_token_ids][: len(sampled)] == sampled
 
 
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("parallel_tool_calls", {"parallel_tool_calls": False}),
+        ("reasoning.effort", {"reasoning": {"effort": "low"}}),
+    ],
+)
+async def test_what_engines_do_not_carry_out_is_refused_by_name(
+    gateway: ServedGateway, field: str, values: Any
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=field):
+        await client_of(gateway).responses.create(model=MODEL, input="Fix it.", **values)
+
+
 async def test_a_conversation_that_nobody_stores_is_refused_by_name(
     gateway: ServedGateway,
 ) -> None:

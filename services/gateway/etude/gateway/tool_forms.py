@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from etude.agent.chat import ChatFormat
 from etude.agent.chat.native_form import find_native_form
-from etude.agent.tool_calls import ParsedCall, ParsedCompletion
+from etude.agent.tool_calls import ParsedCall, ParsedCompletion, read_json
 from etude.agent.tool_formats.base import ToolFormat
 from etude.agent.tool_formats.xml import XmlFormat
 from etude.agent.tool_messages import ShownTools
@@ -109,6 +109,6 @@ def _read_value(value: object, schema: object) -> object:
     if not isinstance(value, str) or kind in {None, "string"}:
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return read_json(value)
+    except ValueError:
         return value

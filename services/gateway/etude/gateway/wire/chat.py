@@ -39,6 +39,14 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "functions": ([],),
+    "function_call": ("auto", "none"),
+    "parallel_tool_calls": (True,),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "prediction": (),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "web_search_options": (),
     "modalities": (["text"],),
     "audio": (),
 }
@@ -173,7 +181,10 @@ def read_content(content: object, place: str) -> str:
 
 
 def _read_calls(message: Body, place: str) -> Iterator[WireCall]:
-    for index, each in enumerate(message.get("tool_calls") or ()):
+    listed = message.get("tool_calls")
+    if listed is not None and not isinstance(listed, list):
+        fields.refuse(f"{place}.tool_calls", "is no list")
+    for index, each in enumerate(listed or ()):
         at = f"{place}.tool_calls[{index}]"
         call = fields.read_object(each, at)
         function = fields.read_object(call.get("function"), f"{at}.function")

@@ -21,6 +21,8 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "frequency_penalty": (0,),
     "logit_bias": ({},),
     "logprobs": (0,),
+    "top_k": (0, -1),
+    "min_p": (0,),
 }
 _MAX_TOKENS = 16
 """Of a request without a limit, as OpenAI's API has it."""

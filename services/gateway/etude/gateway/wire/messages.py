@@ -28,6 +28,9 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "top_k": (0, -1),
     "mcp_servers": ([],),
     "container": (),
+    "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
+    "output_format": ({"type": "text"},),
+    "output_config": ({},),
 }
 _ERRORS = {
     400: "invalid_request_error",
@@ -51,6 +54,8 @@ class Messages(WireProtocol):
         choice = fields.read_object(body.get("tool_choice") or {"type": "auto"}, "tool_choice")
         if choice.get("type") not in {"auto", "none"}:
             fields.refuse("tool_choice.type", "is neither auto nor none")
+        if choice.get("disable_parallel_tool_use"):
+            fields.refuse("tool_choice.disable_parallel_tool_use", "is not supported")
         system = _read_text(body.get("system") or "", "system")
         messages = [WireMessage("system", system)] if system else []
         listed = fields.read_list(body, "messages", most=fields.MAX_MESSAGES, is_required=True)

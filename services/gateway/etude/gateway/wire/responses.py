@@ -39,6 +39,7 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "top_logprobs": (0,),
     "text": ({}, {"format": {"type": "text"}}),
     "max_tool_calls": (),
+    "parallel_tool_calls": (True,),
     "truncation": ("disabled",),
 }
 
@@ -54,6 +55,9 @@ class Responses(WireProtocol):
         choice = body.get("tool_choice") or "auto"
         if not isinstance(choice, str) or choice not in {"auto", "none"}:
             fields.refuse("tool_choice", "is neither auto nor none")
+        reasoning = fields.read_object(body.get("reasoning") or {}, "reasoning")
+        if reasoning.get("effort") is not None:
+            fields.refuse("reasoning.effort", "is not supported")
         instructions = fields.read_text(body, "instructions", "")
         messages = [WireMessage("system", instructions)] if instructions else []
         return TurnRequest(
