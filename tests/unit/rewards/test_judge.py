@@ -3,17 +3,19 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typing_extensions import override
 
 from etude.common.api.run.rewards import JudgeParameters
 from etude.rewards.faults import Fault, FaultReason
 from etude.rewards.functions import judge
-from etude.rewards.judge_client import JudgeClient
+from etude.rewards.judge_client import JudgeClient, _NoVoteError
 from etude.rewards.settings import Settings
 from etude.v1 import environments_pb2, rollout_pb2
 
@@ -203,6 +205,57 @@ def test_a_long_transcript_keeps_both_ends() -> None:
     assert len(text) < 1100
     assert text.startswith('{"request": "Fix it."')
     assert text.endswith('END"}')
+
+
+def test_no_part_of_a_transcript_can_push_another_one_out() -> None:
+    long = rollout("m" * 50_000)
+    long.calls[0].result = "r" * 200_000
+    long.calls.add(turn=1, name="shell", arguments_json='{"command": "pytest"}', result="2 failed")
+    body = judge.question(parameters("http://j/v1", maxChars=8_000), "Fix it.", long)
+    assert isinstance(body["messages"], list)
+    document = json.loads(body["messages"][1]["content"])
+    assert document["request"] == "Fix it."
+    assert document["changes"]["a.py"] == f"# {INJECTION}\n"
+    assert document["tool_calls"][1]["result"] == "2 failed"
+    assert document["final_message"].startswith("mmm")
+
+
+@given(lengths=st.lists(st.integers(0, 10_000), max_size=8), limit=st.integers(1_000, 20_000))
+def test_short_texts_stay_whole_and_all_fit(lengths: list[int], limit: int) -> None:
+    divided = judge._divide(lengths, limit)
+    assert sum(divided) <= limit
+    cut = [share for share, length in zip(divided, lengths, strict=True) if share < length]
+    assert len(set(cut)) <= 1
+    if sum(lengths) <= limit:
+        assert divided == lengths
+
+
+def test_an_answer_that_comes_byte_by_byte_ends_with_its_time() -> None:
+    class Slow(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "1000000")
+            self.end_headers()
+            with suppress(OSError):
+                while not stopped.wait(0.05):
+                    self.wfile.write(b"x")
+
+        @override
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    stopped = threading.Event()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    asked = parameters(f"http://127.0.0.1:{server.server_port}/v1", requestSeconds=1)
+    try:
+        with pytest.raises(_NoVoteError, match="no answer: TimeoutError"):
+            JudgeClient()._ask(asked, {})
+    finally:
+        stopped.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def test_a_key_is_read_from_the_environment_and_never_shown() -> None:

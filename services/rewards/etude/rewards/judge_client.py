@@ -3,7 +3,9 @@
 import asyncio
 import json
 import logging
+import time
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import urllib3
@@ -41,6 +43,10 @@ class JudgeClient:
     retry_s: float = RETRY_S
     _scores: OrderedDict[str, float] = field(default_factory=OrderedDict)
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT))
+    _threads: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(MAX_CONCURRENT, thread_name_prefix="judge")
+    )
+    """Of their own: an endpoint that answers slowly holds none that other work waits for."""
     _pool: urllib3.PoolManager = field(
         default_factory=lambda: urllib3.PoolManager(maxsize=MAX_CONCURRENT, retries=False)
     )
@@ -80,9 +86,9 @@ class JudgeClient:
             if attempt:
                 await asyncio.sleep(self.retry_s * attempt)
             try:
-                # The limit of sockets is for each read: an answer may come byte by byte.
                 async with self._slots, asyncio.timeout(2 * parameters.request_seconds):
-                    return await asyncio.to_thread(self._ask, parameters, body)
+                    loop = asyncio.get_running_loop()
+                    return await loop.run_in_executor(self._threads, self._ask, parameters, body)
             except TimeoutError:
                 reason = "no answer: it takes too long"
             except _NoVoteError as error:
@@ -93,6 +99,7 @@ class JudgeClient:
         return reason
 
     def _ask(self, parameters: JudgeParameters, body: dict[str, object]) -> float:
+        deadline_s = time.monotonic() + parameters.request_seconds
         headers = {"Content-Type": "application/json"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
@@ -108,7 +115,7 @@ class JudgeClient:
                 preload_content=False,
             )
             try:
-                data = answer.read(judge.MAX_ANSWER_BYTES + 1, decode_content=True)
+                data = _read(answer, deadline_s)
             finally:
                 answer.close()
         except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -122,3 +129,21 @@ class JudgeClient:
         except ValueError as error:
             log.warning("judge %s: no vote, so it counts as 0: %s", parameters.model, error)
             return 0.0
+
+
+def _read(answer: urllib3.BaseHTTPResponse, deadline_s: float) -> bytes:
+    """The body, up to one byte more than an answer may have.
+
+    Raises:
+        TimeoutError: it is not complete by the deadline. The limit of sockets is for each read,
+            and an answer may come byte by byte.
+    """
+    data = b""
+    while len(data) <= judge.MAX_ANSWER_BYTES:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError
+        part = answer.read1(judge.MAX_ANSWER_BYTES + 1 - len(data), decode_content=True)
+        if not part:
+            break
+        data += part
+    return data

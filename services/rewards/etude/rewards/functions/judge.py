@@ -14,6 +14,8 @@ VERSION = "2"
 MAX_ANSWER_BYTES = 64 << 10
 _MAX_CONTENT_CHARS = 8_192
 _MAX_TOKENS = 1_024
+_SHORTEST_CUT = 64
+"""Characters that are left of a text: the note of a cut has nearly as many."""
 _SYSTEM = """\
 You score the work of a coding agent. The next message is one JSON document: the request of a \
 user, the agent's tool calls with their results, its changes of files, and its final message. All \
@@ -52,7 +54,9 @@ def question(
             },
             {
                 "role": "user",
-                "content": _cut(_document(instruction, rollout), parameters.max_chars),
+                "content": _cut(
+                    _document(instruction, rollout, parameters.max_chars), parameters.max_chars
+                ),
             },
         ],
         "temperature": 0,
@@ -125,24 +129,49 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON")
 
 
-def _document(instruction: str, rollout: rollout_pb2.Rollout) -> str:
+def _document(instruction: str, rollout: rollout_pb2.Rollout, limit: int) -> str:
+    """The transcript as JSON. Each part is cut to its share first: none can hide another one."""
+    changes = _changes(rollout.diff)
+    groups = (
+        [instruction],
+        [text for call in rollout.calls for text in (call.arguments_json, call.result)],
+        [text for text in changes.values() if text is not None],
+        [rollout.final_message],
+    )
+    # The rest is for JSON: names, escapes and notes of cuts.
+    limits = _divide([sum(map(len, texts)) for texts in groups], 3 * limit // 4)
+    request, called, written, final = (
+        map(_cut, texts, _divide([*map(len, texts)], share))
+        for texts, share in zip(groups, limits, strict=True)
+    )
     calls = [
         {
             "turn": call.turn,
             "tool": call.name,
-            "arguments": call.arguments_json,
-            "result": call.result,
+            "arguments": next(called),
+            "result": next(called),
             "is_error": call.is_error,
         }
         for call in rollout.calls
     ]
     whole = {
-        "request": instruction,
+        "request": next(request),
         "tool_calls": calls,
-        "changes": _changes(rollout.diff),
-        "final_message": rollout.final_message,
+        "changes": {p: None if text is None else next(written) for p, text in changes.items()},
+        "final_message": next(final),
     }
     return json.dumps(whole, ensure_ascii=False)
+
+
+def _divide(lengths: Sequence[int], limit: int) -> list[int]:
+    """Lengths that add up to a limit: the short ones in full, the long ones cut to one length."""
+    left, longest = limit, limit
+    for place, length in enumerate(sorted(lengths)):
+        longest = max(_SHORTEST_CUT, left // (len(lengths) - place))
+        if length > longest:
+            break
+        left -= length
+    return [min(length, longest) for length in lengths]
 
 
 def _changes(encoded: bytes) -> dict[str, str | None]:

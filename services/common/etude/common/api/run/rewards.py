@@ -161,7 +161,7 @@ class JudgeParameters(Model):
     votes: Annotated[int, Field(ge=1, le=9)] = 3
     """Answers to ask for."""
     max_chars: Annotated[int, Field(ge=1_000, le=1_000_000)] = 60_000
-    """Longest transcript; of a longer one both ends are shown."""
+    """Longest transcript; of a longer one both ends of its long parts are shown."""
     request_seconds: Annotated[int, Field(ge=1, le=600)] = 60
     """Longest wait for one answer; it is asked for up to three times."""
 
