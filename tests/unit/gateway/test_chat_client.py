@@ -115,6 +115,35 @@ async def test_tools_are_called_and_their_results_are_read(
         assert len({record.branch for record in records}) == 1
 
 
+@pytest.mark.parametrize("kind", ["plain", "native"])
+async def test_results_are_read_in_the_order_of_their_calls(
+    request: pytest.FixtureRequest, serve: Any, kind: str
+) -> None:
+    chat: ChatFormat = request.getfixturevalue(kind)
+    call = XML_CALL if kind == "plain" else write_call("read_file", path="a.py", line=3)
+    async with serve(chat, say_call_then_end(call + call)) as gateway:
+        client = client_of(gateway)
+        answer: Any = await client.chat.completions.create(model=MODEL, messages=ASK, tools=TOOLS)
+        message = answer.choices[0].message
+        one, two = (each.id for each in message.tool_calls)
+        results: Any = [
+            {"role": "tool", "tool_call_id": two, "content": "of the second"},
+            {"role": "tool", "tool_call_id": one, "content": "of the first"},
+        ]
+        turns = [*ASK, message.to_dict()]
+        await client.chat.completions.create(model=MODEL, messages=[*turns, *results], tools=TOOLS)
+        text = chat.decode(gateway.engines[0].requests[-1].prompt_token_ids)
+        assert 0 < text.index("of the first") < text.index("of the second")
+        for wrong in (
+            {**results[0], "tool_call_id": "other"},
+            {**results[0], "tool_call_id": None},
+        ):
+            with pytest.raises(openai.BadRequestError, match=r"no call before it|tool_call_id"):
+                await client.chat.completions.create(
+                    model=MODEL, messages=[*turns, wrong], tools=TOOLS
+                )
+
+
 async def ask_chat(client: openai.AsyncOpenAI, messages: Any) -> tuple[str, list[Any], str]:
     answer = await client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)
     message: Any = answer.choices[0].message

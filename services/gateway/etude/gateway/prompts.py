@@ -1,8 +1,9 @@
 """Prompts of turns: messages of a client as the policy's chat template reads them."""
 
+import itertools
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -58,43 +59,58 @@ class MessageRenderer:
     """Calls of the messages so far."""
     _calls: dict[str, Mapping[str, object] | None] = field(default_factory=dict)
     """Rendered calls by the client's ids; None where the template is given a turn as text."""
+    _order: dict[str, int] = field(default_factory=dict)
+    """Number of each call."""
 
     def note_turn(self, message: WireMessage, rendered: RenderedMessage) -> None:
         """Note the calls of a turn that is rendered already."""
+        self._order.update(
+            (call.call_id, self.num_calls + index) for index, call in enumerate(message.calls)
+        )
         self.num_calls += len(message.calls)
         written = rendered.get("tool_calls") or [None] * len(message.calls)
         # The same id in a later turn is that turn's.
         self._calls.update(zip((call.call_id for call in message.calls), written, strict=False))
 
     def render(self, messages: Sequence[WireMessage]) -> list[RenderedMessage]:
-        """Render messages that follow those so far.
+        """Render messages that follow those so far; results in the order of their calls.
 
         Raises:
             InvalidFieldError: a result answers no call, or a call cannot be written.
         """
         rendered: list[RenderedMessage] = []
-        results: list[str] = []
-        for message in messages:
-            if message.role == "tool" and self._is_text_result(message):
-                results.append(message.content)
-                continue
-            rendered += self._take_text_results(results)
-            rendered.append(self._render_one(message))
-        return [*rendered, *self._take_text_results(results)]
+        for role, group in itertools.groupby(messages, key=lambda message: message.role):
+            if role == "tool":
+                rendered += self._render_results(sorted(group, key=self._find_place))
+            else:
+                rendered += map(self._render_one, group)
+        return rendered
+
+    def _find_place(self, result: WireMessage) -> int:
+        """Find the number of the call that a result answers.
+
+        Raises:
+            InvalidFieldError: there is none.
+        """
+        place = self._order.get(result.call_id)
+        if place is None:
+            raise InvalidFieldError(
+                "messages", f"a result answers {result.call_id[:80]!r}, which is no call before it"
+            )
+        return place
+
+    def _render_results(self, results: Sequence[WireMessage]) -> Iterator[RenderedMessage]:
+        for is_text, group in itertools.groupby(results, key=self._is_text_result):
+            if is_text:
+                # Texts have no ids: only their order tells which call each answers.
+                yield from self.chat.make_text_results([result.content for result in group])
+            else:
+                yield from map(self._render_result, group)
 
     def _is_text_result(self, message: WireMessage) -> bool:
-        return self.form.shown is None or self._calls.get(message.call_id, message) is None
-
-    def _take_text_results(self, results: list[str]) -> list[RenderedMessage]:
-        if not results:
-            return []
-        messages = self.chat.make_text_results(results)
-        results.clear()
-        return messages
+        return self.form.shown is None or self._calls.get(message.call_id) is None
 
     def _render_one(self, message: WireMessage) -> RenderedMessage:
-        if message.role == "tool":
-            return self._render_result(message)
         if message.role == "assistant" and message.calls:
             rendered = self._render_calls(message)
             self.note_turn(message, rendered)
@@ -104,11 +120,8 @@ class MessageRenderer:
         return make_message(role, message.content)
 
     def _render_result(self, message: WireMessage) -> RenderedMessage:
-        call = self._calls.get(message.call_id)
-        if call is None:
-            raise InvalidFieldError(
-                "messages", f"a result answers {message.call_id[:80]!r}, which is no call before it"
-            )
+        call = self._calls[message.call_id]
+        assert call is not None  # noqa: S101 - else it is a text's
         function = call["function"]
         assert isinstance(function, Mapping)  # noqa: S101 - as make_call_message writes it
         return {

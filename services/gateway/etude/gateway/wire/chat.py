@@ -154,7 +154,7 @@ def _read_message(message: Body, place: str) -> WireMessage:
     content = message.get("content")
     if content is None and not calls and role != "assistant":
         fields.refuse(f"{place}.content", "is missing")
-    call_id = fields.read_text(message, "tool_call_id", "") if role == "tool" else ""
+    call_id = fields.read_text(message, "tool_call_id") if role == "tool" else ""
     return WireMessage(role, read_content(content, f"{place}.content"), calls, call_id)
 
 
