@@ -36,10 +36,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support import pki
 from tests.support.chat_families import family_folder
 
+from etude.common.api_keys import make_key
 from etude.common.blobs import open_store
 from etude.common.tls.identity import Identity
 from etude.common.turn_log import read_turns
-from etude.gateway.api_keys import make_key
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "bench" / "out" / "gateway.json"

@@ -10,10 +10,10 @@ import grpc
 from typing_extensions import override
 
 from etude.agent.chat import ChatFormat
+from etude.common.api_keys import make_key
 from etude.common.blobs import Store, open_store
 from etude.common.rpc.server import Server
 from etude.common.turn_log import read_turns
-from etude.gateway.api_keys import make_key
 from etude.gateway.server import SignalFreeServer, http_config, open_listener
 from etude.gateway.settings import Route, Settings
 from etude.gateway.wiring import Parts, assemble

@@ -51,7 +51,7 @@ def test_a_key_is_known_by_its_digest_alone(tmp_path: Path) -> None:
         "alice serve",
         "alice serve 12",
         "alice king " + "0" * 64,
-        "al@ce serve " + "0" * 64,
+        "al$ce serve " + "0" * 64,
         "alice serve " + "0" * 64 + " owner=bob",
         "alice serve " + "0" * 64 + " limit=many",
         "alice serve " + "0" * 64 + " limit=0",
@@ -95,6 +95,16 @@ def test_a_key_has_a_rate(tmp_path: Path) -> None:
     keys.count(key)
     with pytest.raises(FullError):
         keys.count(key)
+
+
+def test_the_processes_of_a_service_share_the_rate_that_it_gives(tmp_path: Path) -> None:
+    key, line = api_keys.make_key("jo@corp", "serve")
+    path = write(tmp_path / "keys", line)
+    keys = ApiKeyFile.load(path, num_processes=2, default_limit=4, clock=Clock())
+    keys.count(key, 2)
+    with pytest.raises(FullError, match="4 requests") as refused:
+        keys.count(key)
+    assert 0 < refused.value.retry_after_s <= 30
 
 
 def test_a_scope_that_a_key_lacks_is_named(tmp_path: Path) -> None:

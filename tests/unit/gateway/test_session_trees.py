@@ -8,8 +8,8 @@ import pytest
 from tests.support.gateway.served import MODEL, ServedGateway
 
 from etude.agent.chat import ChatFormat
+from etude.common.api_keys import make_key
 from etude.common.turn_log import identify_rollout
-from etude.gateway.api_keys import make_key
 from etude.gateway.turns import THREAD_CHARS
 from etude.v1 import turns_pb2
 

@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 RELOAD_S = 5.0
 """A changed file is noticed within so long."""
 DEFAULT_LIMIT = 60_000
-"""Requests or events a minute of a key without a limit of its own."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+-]{0,127}")
+"""Requests or events a minute of a key without a limit, if the service has no other."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+@-]{0,127}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PREFIX = "etude_"
 _MAX_KEY_CHARS = 256
@@ -79,6 +79,7 @@ class ApiKeyFile:
     num_processes: int = 1
     """Processes that share the rates."""
     clock: Callable[[], float] = time.monotonic
+    default_limit: int = DEFAULT_LIMIT
     _owners: Mapping[bytes, KeyOwner] = field(default_factory=dict)
     _stamp: tuple[int, int] = (0, 0)
     """Time and size of the file that was read."""
@@ -92,13 +93,14 @@ class ApiKeyFile:
         *,
         num_processes: int = 1,
         clock: Callable[[], float] = time.monotonic,
+        default_limit: int = DEFAULT_LIMIT,
     ) -> "ApiKeyFile":
         """Read the file.
 
         Raises:
             UserError: it cannot be read, has no key, or has an invalid line.
         """
-        file = cls(path, num_processes, clock)
+        file = cls(path, num_processes, clock, default_limit)
         file._read()
         return file
 
@@ -155,7 +157,7 @@ class ApiKeyFile:
             lines = self.path.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise _invalid_keys(str(error), str(self.path)) from error
-        self._owners = _parse_lines(lines, self.path)
+        self._owners = _parse_lines(lines, self.path, self.default_limit)
         self._stamp = stamp
         self._buckets.clear()
 
@@ -178,7 +180,7 @@ def make_key(user: str, scopes: str) -> tuple[str, str]:
     """
     key = _PREFIX + secrets.token_urlsafe(32)
     words = [user, scopes, _digest(key).hex()]
-    _parse_line(words, user)
+    _parse_line(words, user, DEFAULT_LIMIT)
     return key, " ".join(words)
 
 
@@ -186,18 +188,18 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key[:_MAX_KEY_CHARS].encode("utf-8", "replace")).digest()
 
 
-def _parse_lines(lines: Sequence[str], path: Path) -> Mapping[bytes, KeyOwner]:
+def _parse_lines(lines: Sequence[str], path: Path, default_limit: int) -> Mapping[bytes, KeyOwner]:
     owners: dict[bytes, KeyOwner] = {}
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.startswith("#"):
-            digest, owner = _parse_line(line.split(), f"{path}:{number}")
+            digest, owner = _parse_line(line.split(), f"{path}:{number}", default_limit)
             owners[digest] = owner
     if not owners:
         raise _invalid_keys("holds no key", str(path))
     return owners
 
 
-def _parse_line(words: Sequence[str], where: str) -> tuple[bytes, KeyOwner]:
+def _parse_line(words: Sequence[str], where: str, default_limit: int) -> tuple[bytes, KeyOwner]:
     if len(words) < 3 or not _NAME.fullmatch(words[0]) or not _DIGEST.fullmatch(words[2]):
         raise _invalid_keys("is not `user scopes digest`", where)
     options = dict(word.partition("=")[::2] for word in words[3:])
@@ -207,7 +209,7 @@ def _parse_line(words: Sequence[str], where: str) -> tuple[bytes, KeyOwner]:
         scopes = frozenset(map(KeyScope, words[1].split(",")))
     except ValueError:
         raise _invalid_keys(f"has scopes other than {', '.join(KeyScope)}", where) from None
-    limit = options.get("limit", str(DEFAULT_LIMIT))
+    limit = options.get("limit", str(default_limit))
     if not limit.isdecimal() or not 0 < int(limit) <= 10_000_000:
         raise _invalid_keys("has a limit that is no number of requests a minute", where)
     tenant, consent = options.get("tenant", ""), options.get("consent", "")
@@ -215,5 +217,5 @@ def _parse_line(words: Sequence[str], where: str) -> tuple[bytes, KeyOwner]:
 
 
 def _invalid_keys(what: str, where: str) -> UserError:
-    fix = "make a key: etude-feedback key USER SCOPES, and add tenant=… consent=…"
+    fix = "make a key: etude-gateway key USER SCOPES, or etude-feedback, and add tenant=… consent=…"
     return UserError(Problem("InvalidKeys", what, where, fix))

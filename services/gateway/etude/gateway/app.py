@@ -9,9 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from etude.common.errors import FullError, InvalidFieldError, UnavailableError
+from etude.common.api_keys import (
+    ApiKeyFile,
+    KeyOwner,
+    KeyScope,
+    UnauthenticatedError,
+    require_scope,
+)
+from etude.common.errors import ForbiddenError, FullError, InvalidFieldError, UnavailableError
 from etude.gateway import metrics
-from etude.gateway.api_keys import ApiKeyFile, Caller, Scope, ScopeError, UnauthenticatedError
 from etude.gateway.arms import RouteExperiment, choose_arm
 from etude.gateway.http_exchange import (
     DisconnectedError,
@@ -62,7 +68,7 @@ _VERSION = b"x-policy-version"
 _MARK = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _GONE = 499
 """Code in metrics of a request whose client went away."""
-_STATUSES = {UnauthenticatedError: 401, ScopeError: 403, InvalidFieldError: 400}
+_STATUSES = {UnauthenticatedError: 401, ForbiddenError: 403, InvalidFieldError: 400}
 
 
 class _Failure(NamedTuple):
@@ -142,7 +148,7 @@ class _ServedRequest:
             RequestError: there is no such path, method or model.
         """
         exchange, app = self.exchange, self.app
-        caller = app.keys.admit(_read_key(exchange), Scope.SERVE)
+        caller = _admit(app.keys, _read_key(exchange))
         if exchange.path not in _PATHS:
             raise RequestError(404, f"no such path; there are {', '.join(_PATHS)}")
         method = "GET" if exchange.path == MODELS else "POST"
@@ -161,7 +167,7 @@ class _ServedRequest:
             return
         await self._serve(caller, request)
 
-    async def _serve(self, caller: Caller, request: TurnRequest) -> None:
+    async def _serve(self, caller: KeyOwner, request: TurnRequest) -> None:
         app = self.app
         arm = choose_arm(app.experiment, caller.tenant, caller.user)
         self.arm = arm.arm
@@ -204,6 +210,20 @@ class _ServedRequest:
         elif self.stream is not None:
             end = self.stream.fail(failure.status, failure.message)
             await exchange.send_part(end, is_last=True)
+
+
+def _admit(keys: ApiKeyFile, key: str) -> KeyOwner:
+    """Identify the owner of a key that may be served, and count a request.
+
+    Raises:
+        UnauthenticatedError: the key is missing or unknown.
+        ForbiddenError: it lacks the scope.
+        FullError: its rate is exceeded for now.
+    """
+    owner = keys.identify(key)
+    require_scope(owner, KeyScope.SERVE)
+    keys.count(key)
+    return owner
 
 
 def _read_key(exchange: HttpExchange) -> str:

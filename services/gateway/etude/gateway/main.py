@@ -39,7 +39,7 @@ def _serve() -> None:
 
 
 def _print_key(user: str, scopes: str) -> None:
-    from etude.gateway import api_keys
+    from etude.common import api_keys
 
     try:
         key, line = api_keys.make_key(user, scopes)

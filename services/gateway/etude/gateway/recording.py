@@ -8,9 +8,9 @@ from typing import NamedTuple, cast
 from blake3 import blake3
 
 from etude.agent.completions import Completion
+from etude.common.api_keys import KeyOwner
 from etude.common.turn_log import TurnLog, identify_rollout
 from etude.gateway import metrics
-from etude.gateway.api_keys import Caller
 from etude.gateway.sessions import Branch
 from etude.gateway.turn_request import RolloutMarks, TurnRequest
 from etude.v1 import inference_pb2, turns_pb2, weights_pb2
@@ -21,7 +21,7 @@ class SampledTurn(NamedTuple):
 
     turn_id: str
     started_ns: int
-    caller: Caller
+    caller: KeyOwner
     request: TurnRequest
     marks: RolloutMarks
     arm: str

@@ -19,9 +19,9 @@ from etude.agent.completions import Completion, FinishReason
 from etude.agent.tool_calls import cut_calls
 from etude.agent.tool_messages import choose_call_id
 from etude.common import telemetry
+from etude.common.api_keys import KeyOwner
 from etude.common.errors import InvalidFieldError, UnavailableError
 from etude.gateway import metrics
-from etude.gateway.api_keys import Caller
 from etude.gateway.arms import ArmChoice
 from etude.gateway.prompts import Prompt, PromptBuilder
 from etude.gateway.recording import SampledTurn, TurnRecorder
@@ -72,7 +72,7 @@ class TurnService:
     """Engines of each channel."""
 
     async def serve(
-        self, caller: Caller, arm: ArmChoice, request: TurnRequest, marks: RolloutMarks
+        self, caller: KeyOwner, arm: ArmChoice, request: TurnRequest, marks: RolloutMarks
     ) -> AsyncGenerator[TurnEvent, None]:
         """Serve one turn: its start, pieces if the client streams, and the whole.
 
@@ -96,7 +96,7 @@ class TurnService:
                     # A repeated request continues the branch as this one would have.
                     prompt.continued.is_continued = False
 
-    async def count_tokens(self, caller: Caller, request: TurnRequest) -> int:
+    async def count_tokens(self, caller: KeyOwner, request: TurnRequest) -> int:
         """Count the tokens of a request's prompt.
 
         Raises:
@@ -107,7 +107,7 @@ class TurnService:
             prompt.continued.is_continued = False
         return len(prompt.token_ids)
 
-    async def _prepare(self, caller: Caller, request: TurnRequest, marks: RolloutMarks) -> Prompt:
+    async def _prepare(self, caller: KeyOwner, request: TurnRequest, marks: RolloutMarks) -> Prompt:
         if request.prompt is not None:
             return self._prepare_text(request.prompt, marks)
         owner = digest_owner([caller.tenant, caller.user, marks.rollout], request.tools)
@@ -138,7 +138,7 @@ class _RunningTurn:
     """One turn while it is sampled."""
 
     service: TurnService
-    caller: Caller
+    caller: KeyOwner
     arm: ArmChoice
     request: TurnRequest
     marks: RolloutMarks

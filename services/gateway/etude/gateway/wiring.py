@@ -8,10 +8,10 @@ import grpc
 
 from etude.agent.chat import ChatFormat
 from etude.agent.chat.trial import check_chat_format
+from etude.common.api_keys import ApiKeyFile
 from etude.common.rpc import channels
 from etude.common.stores import WEIGHT_SUFFIXES, local_folder, open_run_store
 from etude.common.turn_log import TurnLog
-from etude.gateway.api_keys import ApiKeyFile
 from etude.gateway.app import GatewayApp
 from etude.gateway.arms import CANARY, STABLE
 from etude.gateway.recording import TurnRecorder
@@ -21,6 +21,9 @@ from etude.gateway.tool_forms import ToolForms
 from etude.gateway.turns import TurnService
 from etude.gateway.upstream import EngineFleet
 from etude.v1 import inference_pb2_grpc
+
+DEFAULT_LIMIT = 600
+"""Requests a minute of a key without a limit of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,9 @@ def assemble(route: Route, settings: Settings, chat: ChatFormat) -> Parts:
     )
     app = GatewayApp(
         service=service,
-        keys=ApiKeyFile.load(settings.keys_file, num_processes=settings.processes),
+        keys=ApiKeyFile.load(
+            settings.keys_file, num_processes=settings.processes, default_limit=DEFAULT_LIMIT
+        ),
         model=route.model,
         experiment=route.experiment,
         max_body_bytes=settings.max_body_mib << 20,
