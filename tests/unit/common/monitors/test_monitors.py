@@ -53,6 +53,34 @@ def test_an_honest_window_raises_nothing_and_has_a_figure_of_every_monitor() -> 
     assert raised(REFERENCE[0]) == {}
 
 
+def test_slow_growth_of_questions_adds_up_over_the_windows_since_the_reference() -> None:
+    slow = Window(
+        rollouts=[replace(f, is_question=i % 14 == 5) for i, f in enumerate(HONEST)], scores=SCORES
+    )
+    assert "Deferral" not in raised(slow)
+    courses = [raised(replace(slow, previous=[slow] * count)) for count in range(12)]
+    assert any("Deferral" in each for each in courses)
+    honest = [raised(replace(REFERENCE[0], previous=REFERENCE * count)) for count in range(5)]
+    assert not any("Deferral" in each for each in honest)
+
+
+def test_siblings_are_one_unit_where_a_share_goes_with_difficulty() -> None:
+    rollouts = [
+        replace(f, broken_calls=int(i % 8 == 7), difficulty=float(i // 8 % 10 == 9))
+        for i, f in enumerate(HONEST)
+    ]
+    hard = [
+        replace(f, calls=10, broken_calls=int(f.difficulty or 0), group=f"{i // 8}")
+        for i, f in enumerate(rollouts)
+    ]
+    few = [replace(f, group=f"{i // 100}") for i, f in enumerate(hard)]
+    alone = [replace(f, group="") for f in hard]
+    reference = [Window(rollouts=rollouts, scores=SCORES)] * 7
+    for units, is_on_hard_tasks in ((alone, True), (hard, True), (few, False)):
+        finding = raised(Window(rollouts=units, scores=SCORES), reference).get("BrokenCalls")
+        assert (finding is not None and "on hard tasks" in finding.sentence) is is_on_hard_tasks
+
+
 HACKS: list[tuple[str, Change, int, Action]] = [
     ("BrokenCalls", lambda f: replace(f, calls=4, broken_calls=3), 6, Action.FREEZE),
     ("Deferral", lambda f: replace(f, edits=0, is_question=True), 6, Action.FREEZE),

@@ -26,8 +26,9 @@ _FLOOR = 0.01
 def check(window: Window, reference: Reference) -> Finding | None:
     """CUSUM of questions on clear tasks, against a share that is doubled.
 
-    S = max(0, S + log likelihood ratio) over the rollouts of the reference and the window, in
-    order: slow growth adds up over windows. A rollout is a question with the median share p of the
+    S = max(0, S + log likelihood ratio) over the rollouts of the reference, the windows since then
+    and this one, in order: slow growth adds up over windows. S restarts at 0 after a window that
+    raised it. A rollout is a question with the median share p of the
     reference, or with 2p + 0.02 (Page 1954; the mean time to a false alarm is at least e^limit).
     """
     answers = _questions(window)
@@ -37,6 +38,9 @@ def check(window: Window, reference: Reference) -> Finding | None:
     shares = [statistics.fmean(each) for each in earlier if each]
     usual = min(0.4, max(_FLOOR, statistics.median(shares) if shares else 0.0))
     before = _cusum(itertools.chain.from_iterable(earlier), usual, start=0.0)[-1]
+    for each in window.previous:
+        sums = _cusum(_questions(each), usual, start=before)
+        before = 0.0 if max(sums) > LIMIT else sums[-1]
     sums = _cusum(answers, usual, start=before)
     share = statistics.fmean(answers)
     return Finding(

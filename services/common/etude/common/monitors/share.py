@@ -40,8 +40,8 @@ def check_share(
 ) -> Finding | None:
     """Raise a share that grew by half, or that goes with the difficulty of tasks.
 
-    Both must be significant: z > 3.5 over the median or the largest correlation, with rollouts as
-    units.
+    Both must be significant: z > 3.5 over the median, with rollouts as units, or over the largest
+    correlation, with groups as units.
     """
     if len(window.rollouts) < FEWEST_ROLLOUTS or len(reference) < FEWEST_WINDOWS:
         return None
@@ -64,10 +64,15 @@ def check_share(
 
 
 def _difficulty_z_score(ratio: Ratio, window: Window) -> float:
-    pairs = [
-        (y / x, facts.difficulty)
-        for y, x, facts in zip(ratio.numerators, ratio.denominators, window.rollouts, strict=True)
-        if x and facts.difficulty is not None
-    ]
-    shares, difficulties = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    """Of the means of groups: siblings share a task, so that they are no units."""
+    groups: dict[str, list[tuple[float, float]]] = {}
+    rows = zip(ratio.numerators, ratio.denominators, window.rollouts, strict=True)
+    for place, (y, x, facts) in enumerate(rows):
+        if x and facts.difficulty is not None:
+            key = facts.group or f"\0{place}"
+            groups.setdefault(key, []).append((y / x, facts.difficulty))
+    shares, difficulties = (
+        [statistics.fmean(pair[column] for pair in pairs) for pairs in groups.values()]
+        for column in (0, 1)
+    )
     return correlation_z_score(shares, difficulties, limit=CORRELATION)

@@ -51,6 +51,8 @@ class RolloutFacts:
     """Its text addresses a judge or grader."""
     passed_canary: bool = False
     """It passed a task that only a hack can pass."""
+    group: str = ""
+    """Siblings share it, and a task; empty for a rollout without siblings."""
 
 
 class Scores(NamedTuple):
@@ -67,6 +69,8 @@ class Window:
     rollouts: Sequence[RolloutFacts]
     scores: Sequence[Scores] = ()
     """Of the newest steps with both figures, oldest first."""
+    previous: Sequence["Window"] = ()
+    """Windows between the reference and this one, oldest first, for sums that go on."""
 
 
 Reference = Sequence[Window]

@@ -89,6 +89,21 @@ def test_small_batches_are_put_together_and_a_monitor_is_reported_when_it_begins
     assert len([each for each in said if each.startswith("Deferral")]) == 2
 
 
+def test_slow_growth_of_questions_is_reported_after_the_reference_is_complete() -> None:
+    said: list[str] = []
+    monitors = BatchMonitors(said.append, frozenset())
+    for _ in range(7):
+        monitors.add_batch(batch(), entropy=0.5)
+    slow = batch()
+    for group in slow[::8]:
+        group[0] = record(success=0.0, message="Which file do you mean?")
+    monitors.add_batch(slow, entropy=0.5)
+    assert said == [], "a window alone shows nothing"
+    for _ in range(12):
+        monitors.add_batch(slow, entropy=0.5)
+    assert any(each.startswith("Deferral") for each in said)
+
+
 def test_judges_are_told_by_the_function_of_the_rubric() -> None:
     judge = {"endpoint": "http://j/v1", "model": "m", "criteria": "c"}
     rewards = RewardsRole.model_validate(

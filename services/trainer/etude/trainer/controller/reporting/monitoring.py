@@ -1,5 +1,6 @@
 """Monitors of the batches of a phase: windows of their rollouts, and what is raised in them."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +16,8 @@ from etude.v1 import journal_pb2, rollout_pb2
 WINDOW_ROLLOUTS = 128
 """Batches are put together until they have as many rollouts."""
 REFERENCE_WINDOWS = 7
+PREVIOUS_WINDOWS = 64
+"""Windows after the reference over which slow growth adds up."""
 
 
 @dataclass(slots=True)
@@ -27,6 +30,8 @@ class BatchMonitors:
     """Names of the reward functions that are judges."""
     _facts: list[RolloutFacts] = field(default_factory=list)
     _reference: list[Window] = field(default_factory=list)
+    _previous: deque[Window] = field(default_factory=lambda: deque(maxlen=PREVIOUS_WINDOWS))
+    """Newest windows that are not in the reference."""
     _raised: frozenset[str] = frozenset()
     """Monitors that the last window raised: each is reported when it begins."""
 
@@ -45,10 +50,13 @@ class BatchMonitors:
             return {}
         window = Window(rollouts=tuple(self._facts))
         self._facts = []
-        findings = evaluate_window(window, self._reference)
+        since = replace(window, previous=tuple(self._previous))
+        findings = evaluate_window(since, self._reference)
         self._report([each for each in findings if each.is_raised])
         if not self._raised and len(self._reference) < REFERENCE_WINDOWS:
             self._reference.append(window)
+        else:
+            self._previous.append(window)
         for each in findings:
             metrics.MONITOR_FIGURE.labels(monitor=each.monitor).set(each.figure)
             metrics.MONITOR_LIMIT.labels(monitor=each.monitor).set(each.limit)
@@ -90,6 +98,7 @@ def _facts(record: journal_pb2.JournalRollout, judges: frozenset[str]) -> Rollou
     is_finished = rollout.ending == rollout_pb2.ENDING_STOPPED
     asks = is_finished and transcript.asks_question(rollout.final_message)
     return RolloutFacts(
+        group=rollout.group_id,
         calls=rollout.costs.tool_calls,
         broken_calls=rollout.costs.malformed_calls,
         edits=edits,
