@@ -176,6 +176,7 @@ def _processes(folder: Path) -> Iterator[tuple["subprocess.Popen[bytes]", str, i
             "modelUri": model.as_uri(),
             "stable": [f"127.0.0.1:{port_file.read_text()}"],
             "storage": {"uri": (folder / "store").as_uri()},
+            "recordUnencrypted": True,
         }
         (folder / "route.json").write_text(json.dumps(route))
         settings = {

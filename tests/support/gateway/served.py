@@ -36,6 +36,8 @@ class PlayedEngine(inference_pb2_grpc.InferenceServiceServicer):
     """Calls that end after their first message."""
     holds: bool = False
     """Wait after the first message until the call is cancelled."""
+    is_silent: bool = False
+    """Describe nothing."""
     pause_s: float = 0.0
     """Before each message."""
     number: int = 3
@@ -91,6 +93,8 @@ class PlayedEngine(inference_pb2_grpc.InferenceServiceServicer):
             inference_pb2.GetEngineInfoRequest, inference_pb2.GetEngineInfoResponse
         ],
     ) -> inference_pb2.GetEngineInfoResponse:
+        if self.is_silent:
+            await asyncio.Event().wait()
         return inference_pb2.GetEngineInfoResponse(max_model_len=self.max_model_len)
 
     def _continue(self, prompt: Sequence[int]) -> list[int]:

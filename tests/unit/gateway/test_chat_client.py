@@ -287,6 +287,26 @@ async def test_without_engines_the_client_is_told_to_come_again(
     assert caught.value.response.headers["retry-after"] == "1"
 
 
+async def test_an_engine_that_hangs_fails_its_turn_within_the_outage_limit(
+    serve: Any, plain: ChatFormat
+) -> None:
+    async with serve(plain, lambda _: "A turn that never ends.") as gateway:
+        gateway.engines[0].holds = True
+        with pytest.raises(openai.APIError, match="no engine samples"):
+            await listen(client_of(gateway), is_streamed=True)
+        await gateway.engines[0].is_cancelled.wait()
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+async def test_another_engine_is_asked_where_one_describes_nothing(
+    serve: Any, plain: ChatFormat, silent: int
+) -> None:
+    async with serve(plain, lambda _: "Yes.", engines=2) as gateway:
+        gateway.engines[silent].is_silent = True
+        answer = await client_of(gateway).chat.completions.create(model=MODEL, messages=ASK)
+        assert answer.choices[0].message.content == "Yes."
+
+
 def count_requests(code: str) -> float:
     """Requests with an outcome that the stable arm has served so far."""
     labels = {"arm": "stable", "code": code}

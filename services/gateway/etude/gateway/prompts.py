@@ -45,7 +45,6 @@ class Prompt(NamedTuple):
             prompt = self._replace(branch=branch, place="split", continued=None)
         elif node is not None:
             node.is_continued = True
-        prompt.branch.is_private |= self.repeats_unknown
         return prompt
 
 

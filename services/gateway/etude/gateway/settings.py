@@ -115,7 +115,7 @@ class Settings:
                 env, "ETUDE_GATEWAY_SESSION_TOKENS", 8_000_000, low=1, high=1_000_000_000
             ),
             max_waiting_mib=parse_count(env, "ETUDE_GATEWAY_WAITING_MIB", 64, high=4096),
-            outage_s=parse_count(env, "ETUDE_GATEWAY_OUTAGE_S", 30, high=3600),
+            outage_s=parse_count(env, "ETUDE_GATEWAY_OUTAGE_S", 30, low=1, high=3600),
             turn_s=parse_count(env, "ETUDE_GATEWAY_TURN_S", 1800, low=1, high=86_400),
             traces_file=parse_path(env, "ETUDE_TRACES_FILE"),
         )

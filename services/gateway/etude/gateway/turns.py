@@ -292,6 +292,7 @@ class _RunningTurn:
             log.error("turn %s: its branch is not what its prompt begins with", self.turn_id)
             raise UnavailableError("the session changed meanwhile")
         branch.token_ids.extend(token_ids[len(branch.token_ids) :])
+        branch.is_private |= self.prompt.repeats_unknown
         branch.token_ids.extend(completion.token_ids)
         if self.service.recorder is not None:
             self.service.recorder.record(

@@ -22,9 +22,10 @@ _GONE = frozenset(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         grpc.StatusCode.CANCELLED,
         grpc.StatusCode.ABORTED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
     }
 )
-"""Codes of an engine that is away, refuses more load, or stops while it samples."""
+"""Codes of an engine that is away, refuses more load, stops while it samples, or hangs."""
 AVOID_S = 5.0
 """An engine that failed gets no new calls for so long, if there is another."""
 PAUSE_S = 0.2
@@ -63,20 +64,22 @@ class EngineFleet:
         """Describe the engines; asked for once.
 
         Raises:
-            UnavailableError: none answers.
+            UnavailableError: none answers for the outage limit.
         """
-        if self._info is None:
-            request = inference_pb2.GetEngineInfoRequest()
-            for target in self._by_preference(""):
-                try:
-                    self._info = await self.stub_of(target).GetEngineInfo(
-                        request, timeout=CONTROL_DEADLINE_S
-                    )
-                except grpc.aio.AioRpcError as error:
-                    self._note_failure(target, error)
-                else:
-                    return self._info
-            raise UnavailableError("no engine answers")
+        request = inference_pb2.GetEngineInfoRequest()
+        # Leaves time for another one.
+        deadline_s = min(CONTROL_DEADLINE_S, self.outage_s / 2)
+        started_s = time.monotonic()
+        while self._info is None:
+            target = self._by_preference("")[0]
+            try:
+                self._info = await self.stub_of(target).GetEngineInfo(request, timeout=deadline_s)
+            except grpc.aio.AioRpcError as error:
+                self._note_failure(target, error)
+                if time.monotonic() - started_s > self.outage_s:
+                    raise UnavailableError("no engine answers") from error
+                if not self._can_replace(target):
+                    await asyncio.sleep(PAUSE_S)
         return self._info
 
     async def sample(self, call: EngineCall, draft: CompletionDraft) -> AsyncGenerator[None, None]:
@@ -102,6 +105,8 @@ class EngineFleet:
                         yield
             except grpc.aio.AioRpcError as error:
                 self._note_failure(target, error)
+            except TimeoutError:
+                self._failed_s[target] = time.monotonic()
             finally:
                 draft.end_call()
             if draft.finish is not None:
@@ -115,7 +120,11 @@ class EngineFleet:
     async def _sample_part(
         self, target: str, request_id: str, call: EngineCall, draft: CompletionDraft
     ) -> AsyncGenerator[None, None]:
-        """Call one engine until it ends the completion, or its own part of it."""
+        """Call one engine until it ends the completion, or its own part of it.
+
+        Raises:
+            TimeoutError: it sent nothing for the outage limit.
+        """
         seed = call.options.seed
         request = inference_pb2.GenerateRequest(
             request_id=request_id,
@@ -134,7 +143,12 @@ class EngineFleet:
             request, timeout=self.timeout_s, metadata=call.metadata
         )
         try:
-            async for message in answer:
+            messages = aiter(answer)
+            while True:
+                async with asyncio.timeout(self.outage_s):
+                    message = await anext(messages, None)
+                if message is None:
+                    return
                 draft.add(message)
                 if message.token_ids:
                     self._failed_s.pop(target, None)
