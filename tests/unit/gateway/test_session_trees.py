@@ -224,6 +224,22 @@ async def test_without_consent_a_turn_is_served_and_not_recorded(gateway: Served
     assert [*record.prompt_token_ids] == [*request.prompt_token_ids]
 
 
+@pytest.mark.parametrize("is_key_taken", [False, True])
+async def test_consent_that_is_taken_back_while_a_turn_runs_keeps_it_private(
+    serve: Any, plain: ChatFormat, *, is_key_taken: bool
+) -> None:
+    def take_back(_prompt: str) -> str:
+        lines = gateway.keys_file.read_text()
+        others = make_key("bob", "serve")[1]
+        gateway.keys_file.write_text(others if is_key_taken else lines.replace(" consent=v1", ""))
+        gateway.parts.app.keys._read()
+        return "Turn 1."
+
+    async with serve(plain, take_back) as gateway:
+        assert text_of(await ask(gateway, user("One."))) == "Turn 1."
+        assert await gateway.records() == []
+
+
 async def test_what_was_said_before_consent_stays_private_once_it_is_forgotten(
     gateway: ServedGateway,
 ) -> None:

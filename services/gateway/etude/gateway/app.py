@@ -173,7 +173,8 @@ class _ServedRequest:
         self.arm = arm.arm
         if request.stream:
             self.stream = self.wire.open_stream(app.model, request)
-        turn = app.service.serve(caller, arm, request, _read_marks(self.exchange))
+        marks = _read_marks(self.exchange)
+        turn = app.service.serve(caller, arm, request, marks, self._still_consents)
         async with contextlib.aclosing(self.exchange.follow(turn)) as events:
             async for event in events:
                 if self.stream is not None:
@@ -182,6 +183,13 @@ class _ServedRequest:
                     answer = self.wire.write_answer(app.model, event)
                     version = (_VERSION, event.version.encode())
                     await self.exchange.send_json(200, answer, [*_name_turn(event), version])
+
+    def _still_consents(self) -> bool:
+        """Return true if the key's user consents to records now; a key may be taken back too."""
+        try:
+            return bool(self.app.keys.identify(_read_key(self.exchange)).consent)
+        except UnauthenticatedError:
+            return False
 
     async def _send_event(self, stream: StreamWriter, event: TurnEvent | None) -> None:
         """Send one event of a turn, or a sign of life."""

@@ -6,7 +6,7 @@ import logging
 import time
 import uuid
 from array import array
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 
 from opentelemetry import trace
@@ -72,9 +72,21 @@ class TurnService:
     """Engines of each channel."""
 
     async def serve(
-        self, caller: KeyOwner, arm: ArmChoice, request: TurnRequest, marks: RolloutMarks
+        self,
+        caller: KeyOwner,
+        arm: ArmChoice,
+        request: TurnRequest,
+        marks: RolloutMarks,
+        still_consents: Callable[[], bool],
     ) -> AsyncGenerator[TurnEvent, None]:
         """Serve one turn: its start, pieces if the client streams, and the whole.
+
+        Args:
+            caller: owner of the key, as of now.
+            arm: of the caller.
+            request: to serve.
+            marks: of the client.
+            still_consents: asked when the turn is whole; a record needs consent at both times.
 
         Raises:
             InvalidFieldError: the request cannot be served as it is.
@@ -83,7 +95,9 @@ class TurnService:
         started_ns = time.time_ns()
         prompt = await self._prepare(caller, request, marks)
         span = _TRACER.start_span("chat", attributes={"gen_ai.operation.name": "chat"})
-        turn = _RunningTurn(self, caller, arm, request, marks, prompt, started_ns, span)
+        turn = _RunningTurn(
+            self, caller, arm, request, marks, still_consents, prompt, started_ns, span
+        )
         try:
             async with contextlib.aclosing(turn.run()) as events:
                 async for event in events:
@@ -142,6 +156,7 @@ class _RunningTurn:
     arm: ArmChoice
     request: TurnRequest
     marks: RolloutMarks
+    still_consents: Callable[[], bool]
     prompt: Prompt
     started_ns: int
     span: trace.Span
@@ -295,11 +310,12 @@ class _RunningTurn:
         branch.is_private |= self.prompt.repeats_unknown
         branch.token_ids.extend(completion.token_ids)
         if self.service.recorder is not None:
+            caller = self.caller if self.still_consents() else self.caller._replace(consent="")
             self.service.recorder.record(
                 SampledTurn(
                     turn_id=self.turn_id,
                     started_ns=self.started_ns,
-                    caller=self.caller,
+                    caller=caller,
                     request=self.request,
                     marks=self.marks,
                     arm=self.arm.arm,
