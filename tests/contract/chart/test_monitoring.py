@@ -22,6 +22,8 @@ FROM_PODS = {
     "Trainer": OF_RUN,
     "Inference": OF_RUN,
     "Rewards": OF_RUN,
+    "Gateway": SCRAPED,
+    "Feedback": SCRAPED,
     "Environments: broker and nodes": OF_RUN | {"pool"},
     "Every part: certificates": OF_RUN | {"pool"},
 }

@@ -313,3 +313,19 @@ def test_only_rewards_reach_the_models_that_judge(run_body: Build, platform: Pla
         assert reaches(policies, role("rewards"), "93.184.216.34", port) == is_reached
     assert not reaches(policies, role("inference"), "93.184.216.34", 8443)
     assert reaches(policies, role("rewards"), Pod({"app": "llm"}, "serve"), 8000)
+
+
+@pytest.mark.parametrize("endpoint", ["", "llm", "ftp://llm", "http://llm:99999/v1", "http://[", 7])
+def test_an_endpoint_that_is_no_url_opens_nothing_and_breaks_nothing(
+    run_body: Build, platform: Platform, endpoint: object
+) -> None:
+    def find_policies() -> list[Manifest]:
+        return [m for m in children(body, platform) if m["kind"] == "NetworkPolicy"]
+
+    body = run_body()
+    before = find_policies()
+    judge = {"endpoint": endpoint, "model": "m", "criteria": "c"}
+    body["spec"]["roles"]["rewards"]["functions"].append(
+        {"name": "taste", "function": "Judge", "parameters": judge}
+    )
+    assert find_policies() == before

@@ -1,6 +1,7 @@
 """Roles: the processes of a run, their size and settings."""
 
 from typing import Annotated, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue
 
@@ -361,7 +362,7 @@ class RewardsRole(RoleSpec):
         ),
         Rule(
             cel="!has(self.secretRef) || self.functions.exists(f, f.function == 'Judge')",
-            holds=lambda s: s.secret_ref is None or bool(s.judge_endpoints),
+            holds=lambda s: s.secret_ref is None or any(f.function == "Judge" for f in s.functions),
             message="secretRef is for endpoints: one of the functions must have function Judge",
             fix="remove secretRef, or add a function Judge",
             field_path=".secretRef",
@@ -375,12 +376,21 @@ class RewardsRole(RoleSpec):
 
     @property
     def judge_endpoints(self) -> tuple[str, ...]:
-        """URLs that the functions call."""
-        return tuple(
+        """URLs that the functions call. What is no URL is refused where parameters are read."""
+        named = (
             str(each.parameters.get("endpoint", ""))
             for each in self.functions
             if each.function == "Judge"
         )
+        return tuple(url for url in named if _is_http_url(url))
+
+
+def _is_http_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port above 65535, brackets of an IPv6 address that do not close
+        return False
 
 
 class Roles(Model):
