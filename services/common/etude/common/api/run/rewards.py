@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
@@ -216,3 +217,14 @@ def _sentence(function: str, error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden":
         return f"{path}: {function} has no such parameter"
     return f"{path}: {error['msg']}"
+
+
+def find_endpoint(parameters: Mapping[str, JsonValue]) -> str:
+    """Find the endpoint in a judge's parameters, checked or not; empty if it is no HTTP URL."""
+    url = str(parameters.get("endpoint", ""))
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port above 65535, brackets of an IPv6 address that do not close
+        return ""
+    return url if is_url else ""

@@ -1,7 +1,6 @@
 """Roles: the processes of a run, their size and settings."""
 
 from typing import Annotated, ClassVar, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue
 
@@ -23,6 +22,7 @@ from etude.common.api.run.engine_settings import EngineSettings
 from etude.common.api.run.http_gateway import PolicyGateway
 from etude.common.api.run.lora import Lora
 from etude.common.api.run.pod_template import PodTemplate, ResourceClaim
+from etude.common.api.run.rewards import find_endpoint
 
 DEFAULT_GRACE_S = 60
 RESOURCE = rf"^{SUBDOMAIN}/{QUALIFIED}$"
@@ -377,20 +377,8 @@ class RewardsRole(RoleSpec):
     @property
     def judge_endpoints(self) -> tuple[str, ...]:
         """URLs that the functions call. What is no URL is refused where parameters are read."""
-        named = (
-            str(each.parameters.get("endpoint", ""))
-            for each in self.functions
-            if each.function == "Judge"
-        )
-        return tuple(url for url in named if _is_http_url(url))
-
-
-def _is_http_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port above 65535, brackets of an IPv6 address that do not close
-        return False
+        judges = (each for each in self.functions if each.function == "Judge")
+        return tuple(filter(None, (find_endpoint(each.parameters) for each in judges)))
 
 
 class Roles(Model):
