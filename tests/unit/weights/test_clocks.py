@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 
+import etude.common
 import etude.common.blobs
 import etude.common.weights
 import etude.inference
@@ -40,7 +41,7 @@ def modules() -> Iterator[Path]:
     for name in ("export", "compactor", "controller/publishing", "controller/checkpoints"):
         yield from (trainer / name).rglob("*.py")
     yield trainer / "model" / "checkpoint_layout.py"
-    yield trainer / "controller" / "store_retry.py"
+    yield folder(etude.common) / "store_retry.py"
 
 
 def asked(text: str) -> list[str]:
