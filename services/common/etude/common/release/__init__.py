@@ -1,0 +1,1 @@
+"""Release: records of the checkpoints that channels serve."""

@@ -1,0 +1,128 @@
+"""Channels: create-only records of the version that a channel serves; the newest one counts.
+
+    channels/<channel>/<number:012d>.json     ChannelRecord; numbers from 1, without a gap
+
+Engines and gateways follow the records and need nobody else: while nothing is written, everything
+goes on as it is. A roll-back is one more record.
+"""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from etude.common.blobs import Store
+from etude.common.errors import CorruptError, InvalidFieldError
+from etude.common.experiments.assignment import MAX_SHARE
+from etude.common.weights import VersionId
+from etude.common.weights.protocol import records
+from etude.common.weights.protocol.versions import MAX_EPOCH, MAX_NUMBER
+
+CHANNELS = "channels/"
+STABLE = "stable"
+CANARY = "canary"
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_DIGITS = re.compile(r"[0-9]{12}")
+
+Sentence = Annotated[str, Field(max_length=1_024)]
+
+
+class ServedVersion(BaseModel):
+    """A version of a run's weights."""
+
+    model_config = records.STRICT
+
+    run_uid: Annotated[str, Field(min_length=1, max_length=128)]
+    epoch: Annotated[int, Field(ge=1, le=MAX_EPOCH)]
+    number: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+    checkpoint: Annotated[str, Field(max_length=253)] = ""
+    """Name of the Checkpoint object with this version; empty without one."""
+
+    @property
+    def version(self) -> VersionId:
+        return VersionId(self.epoch, self.number)
+
+
+class ChannelExperiment(BaseModel):
+    """Comparison of the canary channel with the stable one, as gateways assign users to it."""
+
+    model_config = records.STRICT
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+    salt: Annotated[str, Field(min_length=1, max_length=64)]
+    share: Annotated[int, Field(ge=0, le=MAX_SHARE)]
+    """Users with the canary, in 10,000ths of all; as many are the control."""
+
+
+class ChannelRecord(BaseModel):
+    """One decision about a channel."""
+
+    model_config = records.STRICT
+
+    format: Literal[1] = 1
+    channel: str
+    number: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
+    served: ServedVersion | None
+    """None: the channel serves nothing; users of its arm get the stable channel."""
+    experiment: ChannelExperiment | None = None
+    """Of the canary channel while it has users."""
+    action: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z]{0,63}$")]
+    """Such as Promote or Rollback."""
+    sentence: Sentence
+    """Why, for people, with its figures."""
+    evidence: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """Digest of the evidence object."""
+    decided_ms: Annotated[int, Field(ge=0)]
+
+
+def channel_key(channel: str, number: int) -> str:
+    """Key of one record.
+
+    Raises:
+        InvalidFieldError: the channel has no usable name.
+    """
+    return f"{_prefix(channel)}{number:012d}.json"
+
+
+def append_record(store: Store, record: ChannelRecord) -> ChannelRecord:
+    """Append a decision; return the record that has its number now: this, or another writer's.
+
+    Raises:
+        StoreError: the store did not answer; call again.
+    """
+    key = channel_key(record.channel, record.number)
+    data = records.create_once(store, key, records.to_bytes(record))
+    return _parse(record.channel, record.number, data, where=f"{store.url}/{key}")
+
+
+def newest_record(store: Store, channel: str, *, known: int = 0) -> ChannelRecord | None:
+    """The newest record of a channel; None if there is none behind the known number.
+
+    Raises:
+        CorruptError: it is damaged.
+        StoreError: the store did not answer.
+    """
+    prefix = _prefix(channel)
+    after = channel_key(channel, known) if known else ""
+    numbers = (
+        info.key.removeprefix(prefix).removesuffix(".json")
+        for info in store.list(prefix, after=after)
+    )
+    newest = max((int(text) for text in numbers if _DIGITS.fullmatch(text)), default=0)
+    if not newest:
+        return None
+    key = channel_key(channel, newest)
+    return _parse(channel, newest, records.fetch(store, key), where=f"{store.url}/{key}")
+
+
+def _parse(channel: str, number: int, data: bytes, *, where: str) -> ChannelRecord:
+    record = records.parse(ChannelRecord, data, where=where)
+    if (record.channel, record.number) != (channel, number):
+        raise CorruptError(f"{where}: holds record {record.number} of {record.channel!r}")
+    return record
+
+
+def _prefix(channel: str) -> str:
+    if not _NAME.fullmatch(channel):
+        raise InvalidFieldError("channel", f"{channel[:64]!r} is no name of a channel")
+    return f"{CHANNELS}{channel}/"

@@ -1,0 +1,1 @@
+"""Signals: what users' events say about each served rollout."""
