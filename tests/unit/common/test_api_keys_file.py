@@ -73,11 +73,31 @@ def test_a_key_that_is_taken_back_ends_within_seconds(tmp_path: Path) -> None:
         keys.identify(key)
 
 
+def test_the_last_key_can_be_taken_back(tmp_path: Path) -> None:
+    key, line = api_keys.make_key("alice", "feedback")
+    keys, clock = opened(write(tmp_path / "keys", line))
+    write(tmp_path / "keys", "")
+    clock.now_s += RELOAD_S
+    with pytest.raises(UnauthenticatedError):
+        keys.identify(key)
+
+
+def test_a_bad_line_keeps_no_removed_key_alive(tmp_path: Path) -> None:
+    key, line = api_keys.make_key("alice", "feedback")
+    other_key, other = api_keys.make_key("bob", "feedback")
+    keys, clock = opened(write(tmp_path / "keys", line))
+    write(tmp_path / "keys", "alice king 12", other)
+    clock.now_s += RELOAD_S
+    assert keys.identify(other_key).user == "bob"
+    with pytest.raises(UnauthenticatedError):
+        keys.identify(key)
+
+
 def test_a_file_that_cannot_be_read_takes_every_consent_back(tmp_path: Path) -> None:
     key, line = api_keys.make_key("alice", "feedback")
     path = write(tmp_path / "keys", f"{line} consent=v1")
     keys, clock = opened(path)
-    path.write_text("damaged")
+    path.write_bytes(b"\xff")
     clock.now_s += RELOAD_S
     assert keys.identify(key).consent == ""
     write(path, f"{line} consent=v2")

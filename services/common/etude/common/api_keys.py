@@ -5,7 +5,7 @@ A file has one key a line: its user, its scopes, the SHA-256 of the key, and opt
     alice serve,feedback 9f86d0…  tenant=acme consent=2026-11 limit=600
 
 Keys have 32 random bytes, so their digests need no salt. The file is a Secret's, and is read again
-when it changes: a key or a consent that is taken back there ends within seconds.
+when it changes: a key or a consent that is taken back there ends within seconds, the last one too.
 """
 
 import hashlib
@@ -101,7 +101,7 @@ class ApiKeyFile:
             UserError: it cannot be read, has no key, or has an invalid line.
         """
         file = cls(path, num_processes, clock, default_limit)
-        file._read()
+        file._read_first()
         return file
 
     def identify(self, key: str) -> KeyOwner:
@@ -136,30 +136,72 @@ class ApiKeyFile:
         self._buckets[digest] = bucket.take(num_items)
 
     def _read_again(self) -> None:
-        """Read the file if it has changed; one that cannot be read takes every consent back."""
-        now_s = self.clock()
-        if now_s - self._read_s < RELOAD_S:
+        """Read the file if it has changed; one that cannot be read takes every consent back.
+
+        A line that cannot be read has no key, and the other lines count: no mistake in one of them
+        may keep a key alive that was removed.
+        """
+        if self.clock() - self._read_s < RELOAD_S:
             return
         try:
-            self._read()
+            lines = self._read_lines()
         except UserError as error:
             log.error("nothing is recorded until the keys can be read: %s", error)  # noqa: TRY400 - the text says all
             self._owners = {d: owner._replace(consent="") for d, owner in self._owners.items()}
-            self._stamp, self._read_s = (0, 0), now_s
+            self._stamp = (0, 0)
+            return
+        if lines is not None:
+            self._owners = self._parse(lines, on_problem=lambda error: log.error("%s", error))
 
-    def _read(self) -> None:
+    def _read_first(self) -> None:
+        """Read the file.
+
+        Raises:
+            UserError: it cannot be read, has no key, or has an invalid line.
+        """
+
+        def refuse(error: UserError) -> None:
+            raise error
+
+        self._owners = self._parse(self._read_lines() or [], on_problem=refuse)
+        if not self._owners:
+            raise UserError(_keys_problem("holds no key", str(self.path)))
+
+    def _read_lines(self) -> Sequence[str] | None:
+        """Lines of the file; None if it is as it was.
+
+        Raises:
+            UserError: it cannot be read.
+        """
         self._read_s = self.clock()
         try:
             status = self.path.stat()
             stamp = (status.st_mtime_ns, status.st_size)
             if stamp == self._stamp:
-                return
+                return None
             lines = self.path.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise _invalid_keys(str(error), str(self.path)) from error
-        self._owners = _parse_lines(lines, self.path, self.default_limit)
+            raise UserError(_keys_problem(str(error), str(self.path))) from error
         self._stamp = stamp
+        return lines
+
+    def _parse(
+        self, lines: Sequence[str], *, on_problem: Callable[[UserError], None]
+    ) -> Mapping[bytes, KeyOwner]:
         self._buckets.clear()
+        owners: dict[bytes, KeyOwner] = {}
+        for number, line in enumerate(lines, 1):
+            if not line.strip() or line.startswith("#"):
+                continue
+            try:
+                digest, owner = _parse_line(
+                    line.split(), f"{self.path}:{number}", self.default_limit
+                )
+            except UserError as error:
+                on_problem(error)
+            else:
+                owners[digest] = owner
+        return owners
 
 
 def require_scope(owner: KeyOwner, *scopes: KeyScope) -> None:
@@ -188,34 +230,27 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key[:_MAX_KEY_CHARS].encode("utf-8", "replace")).digest()
 
 
-def _parse_lines(lines: Sequence[str], path: Path, default_limit: int) -> Mapping[bytes, KeyOwner]:
-    owners: dict[bytes, KeyOwner] = {}
-    for number, line in enumerate(lines, 1):
-        if line.strip() and not line.startswith("#"):
-            digest, owner = _parse_line(line.split(), f"{path}:{number}", default_limit)
-            owners[digest] = owner
-    if not owners:
-        raise _invalid_keys("holds no key", str(path))
-    return owners
-
-
 def _parse_line(words: Sequence[str], where: str, default_limit: int) -> tuple[bytes, KeyOwner]:
     if len(words) < 3 or not _NAME.fullmatch(words[0]) or not _DIGEST.fullmatch(words[2]):
-        raise _invalid_keys("is not `user scopes digest`", where)
+        raise UserError(_keys_problem("is not `user scopes digest`", where))
     options = dict(word.partition("=")[::2] for word in words[3:])
     if options.keys() - _OPTIONS or not all(map(_NAME.fullmatch, options.values())):
-        raise _invalid_keys(f"has options other than {', '.join(sorted(_OPTIONS))}", where)
+        raise UserError(
+            _keys_problem(f"has options other than {', '.join(sorted(_OPTIONS))}", where)
+        )
     try:
         scopes = frozenset(map(KeyScope, words[1].split(",")))
     except ValueError:
-        raise _invalid_keys(f"has scopes other than {', '.join(KeyScope)}", where) from None
+        raise UserError(
+            _keys_problem(f"has scopes other than {', '.join(KeyScope)}", where)
+        ) from None
     limit = options.get("limit", str(default_limit))
     if not limit.isdecimal() or not 0 < int(limit) <= 10_000_000:
-        raise _invalid_keys("has a limit that is no number of requests a minute", where)
+        raise UserError(_keys_problem("has a limit that is no number of requests a minute", where))
     tenant, consent = options.get("tenant", ""), options.get("consent", "")
     return bytes.fromhex(words[2]), KeyOwner(words[0], tenant, scopes, consent, int(limit))
 
 
-def _invalid_keys(what: str, where: str) -> UserError:
+def _keys_problem(what: str, where: str) -> Problem:
     fix = "make a key: etude-gateway key USER SCOPES, or etude-feedback, and add tenant=… consent=…"
-    return UserError(Problem("InvalidKeys", what, where, fix))
+    return Problem("InvalidKeys", what, where, fix)
