@@ -12,9 +12,9 @@ from typing_extensions import override
 from etude.agent.chat import ChatFormat
 from etude.common.api_keys import make_key
 from etude.common.blobs import Store, open_store
+from etude.common.http_server import HttpServer, http_config, open_listener
 from etude.common.rpc.server import Server
 from etude.common.turn_log import read_turns
-from etude.gateway.server import SignalFreeServer, http_config, open_listener
 from etude.gateway.settings import Route, Settings
 from etude.gateway.wiring import Parts, assemble
 from etude.v1 import inference_pb2, inference_pb2_grpc, turns_pb2, weights_pb2
@@ -175,8 +175,8 @@ async def serve_route(
     )
     parts = assemble(described, settings, chat)
     assert parts.log is not None
-    with open_listener(settings) as listener:
-        server = SignalFreeServer(http_config(parts.app, None))
+    with open_listener(settings.host, settings.port) as listener:
+        server = HttpServer(http_config(parts.app))
         http = asyncio.create_task(server.serve(sockets=[listener]))
         writing = asyncio.create_task(parts.log.run())
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

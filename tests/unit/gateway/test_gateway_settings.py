@@ -4,10 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support.gateway.served import make_settings
 
 from etude.common.errors import UserError
-from etude.gateway.server import open_listener
 from etude.gateway.settings import Settings, read_route
 
 NEEDED = {"ETUDE_GATEWAY_ROUTE": "r", "ETUDE_GATEWAY_KEYS": "k", "ETUDE_SCRATCH": "s"}
@@ -46,15 +44,3 @@ def test_a_wrong_field_of_a_route_is_named(
     (tmp_path / "route.json").write_text(json.dumps(route))
     with pytest.raises(UserError, match=wrong):
         read_route(tmp_path / "route.json")
-
-
-def test_other_machines_are_not_served_in_the_clear(tmp_path: Path) -> None:
-    settings = make_settings(tmp_path, host="0.0.0.0")
-    with pytest.raises(UserError, match="not be encrypted"), open_listener(settings):
-        pass
-
-
-def test_a_folder_without_a_key_is_refused(tmp_path: Path) -> None:
-    settings = make_settings(tmp_path, tls_folder=tmp_path)
-    with pytest.raises(UserError, match=r"tls\.key"), open_listener(settings):
-        pass

@@ -164,7 +164,7 @@ async def test_conversations_of_another_user_are_not_continued(gateway: ServedGa
     key, line = make_key("bob", "serve")
     lines = gateway.keys_file.read_text()
     gateway.keys_file.write_text(f"{lines}{line} tenant=acme consent=v1\n")
-    gateway.parts.app.keys._read()
+    gateway.parts.app.keys.reload()
     first = await ask(gateway, user("One."))
     marked = await ask(gateway, user("Mine."), rollout="main")
     gateway.key = key
@@ -211,10 +211,10 @@ async def test_the_config_hash_changes_with_the_prompt_and_not_with_the_question
 async def test_without_consent_a_turn_is_served_and_not_recorded(gateway: ServedGateway) -> None:
     lines = gateway.keys_file.read_text()
     gateway.keys_file.write_text(lines.replace(" consent=v1", ""))
-    gateway.parts.app.keys._read()
+    gateway.parts.app.keys.reload()
     assert text_of(await ask(gateway, user("One."))) == "Turn 1."
     gateway.keys_file.write_text(lines)
-    gateway.parts.app.keys._read()
+    gateway.parts.app.keys.reload()
     # It repeats what was said without consent.
     await ask(gateway, user("One."), policy("Turn 1."), user("Two."))
     assert await gateway.records() == []
@@ -232,7 +232,7 @@ async def test_consent_that_is_taken_back_while_a_turn_runs_keeps_it_private(
         lines = gateway.keys_file.read_text()
         others = make_key("bob", "serve")[1]
         gateway.keys_file.write_text(others if is_key_taken else lines.replace(" consent=v1", ""))
-        gateway.parts.app.keys._read()
+        gateway.parts.app.keys.reload()
         return "Turn 1."
 
     async with serve(plain, take_back) as gateway:
@@ -245,10 +245,10 @@ async def test_what_was_said_before_consent_stays_private_once_it_is_forgotten(
 ) -> None:
     lines = gateway.keys_file.read_text()
     gateway.keys_file.write_text(lines.replace(" consent=v1", ""))
-    gateway.parts.app.keys._read()
+    gateway.parts.app.keys.reload()
     await ask(gateway, user("One."))
     gateway.keys_file.write_text(lines)
-    gateway.parts.app.keys._read()
+    gateway.parts.app.keys.reload()
     gateway.parts.app.service.sessions._nodes.clear()
     said = [user("One."), policy("Turn 1."), user("Two.")]
     await ask(gateway, *said)

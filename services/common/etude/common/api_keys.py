@@ -110,7 +110,8 @@ class ApiKeyFile:
         Raises:
             UnauthenticatedError: the key is missing or unknown.
         """
-        self._read_again()
+        if self.clock() - self._read_s >= RELOAD_S:
+            self.reload()
         owner = self._owners.get(_digest(key))
         if owner is None:
             raise UnauthenticatedError("the API key is missing or unknown")
@@ -135,14 +136,12 @@ class ApiKeyFile:
             raise FullError(what, retry_after_s=bucket.wait_s(min(num_items, bucket.burst)))
         self._buckets[digest] = bucket.take(num_items)
 
-    def _read_again(self) -> None:
+    def reload(self) -> None:
         """Read the file if it has changed; one that cannot be read takes every consent back.
 
         A line that cannot be read has no key, and the other lines count: no mistake in one of them
         may keep a key alive that was removed.
         """
-        if self.clock() - self._read_s < RELOAD_S:
-            return
         try:
             lines = self._read_lines()
         except UserError as error:

@@ -12,15 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from etude.common.errors import Problem, UserError
+from etude.common.tls.transport import process_security
 
 HEAD_S = 10.0
 """From a connection's start, or from the first byte of a request, to the end of its headers."""
+MAX_HEAD_BYTES = 64 << 10
 BODY_S = 60.0
 """For the whole of a body: 8 MiB at 140 KiB a second."""
 SEND_S = 60.0
@@ -31,11 +34,13 @@ DRAIN_S = 5
 _BACKLOG = 256
 
 
-class HeaderTimeoutProtocol(H11Protocol):
-    """Closes connections that send their headers too slowly; uvicorn has no such limit."""
+class HeadLimitProtocol(HttpToolsProtocol):
+    """Closes connections whose headers are too slow or too large; uvicorn has no such limits."""
 
     head_s = HEAD_S
     _timer: asyncio.TimerHandle | None = None
+    _head_bytes: int | None = 0
+    """Received of unfinished headers; None between them."""
 
     @override
     def connection_made(self, transport: Any) -> None:
@@ -44,11 +49,24 @@ class HeaderTimeoutProtocol(H11Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self.conn.their_state is h11.IDLE and self._timer is None:
-            self._start_timer()
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            self._stop_timer()
+        if self._head_bytes is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.transport.close()
+
+    @override
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes = 0
+        if self._timer is None:
+            self._start_timer()
+
+    @override
+    def on_headers_complete(self) -> None:
+        self._head_bytes = None
+        self._stop_timer()
+        super().on_headers_complete()
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
@@ -73,33 +91,69 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def http_config(app: ASGIApp, *, tls_folder: Path | None = None) -> uvicorn.Config:
+def http_config(
+    app: ASGIApp,
+    *,
+    tls_folder: Path | None = None,
+    max_connections: int = MAX_CONNECTIONS,
+    keep_alive_s: int = KEEP_ALIVE_S,
+    drain_s: int = DRAIN_S,
+) -> uvicorn.Config:
     """Configuration of the HTTP server, with TLS by a folder's tls.crt and tls.key."""
     # Neither log may show an address, which may hold a key.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     return uvicorn.Config(
         app,
-        http=HeaderTimeoutProtocol,
+        http=HeadLimitProtocol,
         lifespan="off",
         # Addresses hold the keys of clients that can send no header.
         access_log=False,
         log_config=None,
         server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=DRAIN_S,
-        h11_max_incomplete_event_size=64 << 10,
+        limit_concurrency=max_connections,
+        timeout_keep_alive=keep_alive_s,
+        timeout_graceful_shutdown=drain_s,
         ws_max_size=1 << 20,
         ssl_certfile=None if tls_folder is None else tls_folder / "tls.crt",
         ssl_keyfile=None if tls_folder is None else tls_folder / "tls.key",
     )
 
 
+def require_tls(host: str, port: int, tls_folder: Path | None, what: str) -> None:
+    """Refuse to listen where what is sent would leave the machine unencrypted.
+
+    Args:
+        host: address to listen on.
+        port: of TCP.
+        tls_folder: has tls.crt and tls.key.
+        what: what would leave, as sentences have it.
+
+    Raises:
+        UserError: naming the address, or the folder that has no key.
+    """
+    if tls_folder is None:
+        process_security().require_private(f"{host}:{port}", what)
+    elif not (tls_folder / "tls.key").is_file():
+        fix = "mount a folder with tls.crt and tls.key"
+        raise UserError(Problem("InvalidTls", "has no tls.key", str(tls_folder), fix))
+
+
 @contextlib.contextmanager
-def open_listener(host: str, port: int) -> Iterator[socket.socket]:
-    """Open a listening socket; fails immediately if the port is taken."""
+def open_listener(
+    host: str, port: int, *, backlog: int = _BACKLOG, is_shared: bool = False
+) -> Iterator[socket.socket]:
+    """Open a listening socket; fails immediately if the port is taken.
+
+    Args:
+        host: address.
+        port: of TCP; 0 for any.
+        backlog: connections that may wait.
+        is_shared: True if several processes listen on it, and the kernel shares connections out.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family, backlog=_BACKLOG) as listener:
+    with socket.create_server(
+        (host, port), family=family, backlog=backlog, reuse_port=is_shared
+    ) as listener:
         yield listener
 
 

@@ -9,11 +9,10 @@ import sys
 from etude.common import process
 from etude.common.api_keys import ApiKeyFile
 from etude.common.blobs import probe
-from etude.common.errors import EtudeError, Problem, UserError
-from etude.common.http_server import HttpServer, http_config, open_listener
+from etude.common.errors import EtudeError
+from etude.common.http_server import HttpServer, http_config, open_listener, require_tls
 from etude.common.probes import Probes
 from etude.common.stores import open_run_store
-from etude.common.tls.transport import process_security
 from etude.feedback.ingest.app import build_application
 from etude.feedback.ingest.intake import EventIntake
 from etude.feedback.ledger.audit import audit_ledger
@@ -24,7 +23,7 @@ from etude.feedback.settings import Settings
 
 async def serve(settings: Settings) -> None:
     """Take events until SIGTERM; exit with 1 if another service took the ledger over."""
-    _check_tls(settings)
+    require_tls(settings.host, settings.port, settings.tls_folder, "what users send")
     # A core would hold the text of events before they are redacted.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     keys = ApiKeyFile.load(settings.keys_file)
@@ -38,19 +37,6 @@ async def serve(settings: Settings) -> None:
         server = HttpServer(http_config(app, tls_folder=settings.tls_folder))
         await _serve_until(stop, ledger, server, listener, probes)
         await probes.stop()
-
-
-def _check_tls(settings: Settings) -> None:
-    """Refuse to listen where what users send would leave the machine unencrypted.
-
-    Raises:
-        UserError: naming the address, or the folder that has no key.
-    """
-    if settings.tls_folder is None:
-        process_security().require_private(f"{settings.host}:{settings.port}", "what users send")
-    elif not (settings.tls_folder / "tls.key").is_file():
-        fix = "mount a folder with tls.crt and tls.key"
-        raise UserError(Problem("InvalidTls", "has no tls.key", str(settings.tls_folder), fix))
 
 
 async def _serve_until(
