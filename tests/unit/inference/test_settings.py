@@ -59,6 +59,8 @@ def environment(**changes: str) -> dict[str, str]:
 def test_settings_have_the_ports_of_the_role() -> None:
     found = Settings.from_env(environment(OMP_NUM_THREADS="3"))
     assert (found.port, found.http_port, found.probe_port, found.threads) == (7010, 7011, 8080, 3)
+    assert found.channel == ""
+    assert Settings.from_env(environment(ETUDE_CHANNEL="canary")).channel == "canary"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,7 @@ def test_settings_have_the_ports_of_the_role() -> None:
         (environment(ETUDE_PORT="70000"), "ETUDE_PORT  is '70000'"),
         (environment(ETUDE_HTTP_PORT="-1"), "ETUDE_HTTP_PORT  is '-1'"),
         (environment(OMP_NUM_THREADS="0"), "OMP_NUM_THREADS  is '0'"),
+        (environment(ETUDE_CHANNEL="../x"), r"ETUDE_CHANNEL  '\.\./x' is no name of a channel"),
     ],
 )
 def test_a_missing_or_senseless_setting_is_named(env: dict[str, str], complaint: str) -> None:

@@ -33,3 +33,13 @@ WEIGHTS_AUDIT = Counter(
 WEIGHTS_LAG = Gauge(
     "etude_weights_lag_versions", "Newest accepted number minus the live one", ["replica"]
 )
+CHANNEL_RECORD = Gauge(
+    "etude_channel_record",
+    "Number of the newest record of the channel that is followed",
+    ["channel"],
+)
+CHANNEL_FOLLOWED = Gauge(
+    "etude_channel_followed",
+    "1 while the version of the channel's newest record is live, or the record serves nothing",
+    ["channel"],
+)

@@ -11,7 +11,8 @@ from etude.common import stores
 from etude.common.api.run.context_extension import ContextExtension
 from etude.common.api.run.engine_settings import EngineSettings
 from etude.common.api.run.phases import inherit_context
-from etude.common.errors import Problem, UserError
+from etude.common.errors import InvalidFieldError, Problem, UserError
+from etude.common.release.channels import channel_key
 from etude.common.role_inputs import ResolvedRun
 
 PrefixCache = Literal["Salted", "Sticky", "Reset"]
@@ -34,6 +35,8 @@ class Settings:
     """OpenAI-compatible endpoint."""
     probe_port: int = 8080
     pod: str = "inference-0"
+    channel: str = ""
+    """Channel that decides which version is served; without one it is the run's newest."""
     scratch: Path
     traces_file: Path | None = None
     threads: int
@@ -54,6 +57,7 @@ class Settings:
             http_port=_port(env, "ETUDE_HTTP_PORT", 7011),
             probe_port=_port(env, "ETUDE_PROBE_PORT", 8080),
             pod=env.get("ETUDE_POD", "inference-0"),
+            channel=_channel(env),
             scratch=Path(_required(env, "ETUDE_SCRATCH")),
             traces_file=Path(traces) if traces else None,
             threads=_integer(env, "OMP_NUM_THREADS", len(os.sched_getaffinity(0)), low=1),
@@ -64,6 +68,17 @@ def _required(env: Mapping[str, str], name: str) -> str:
     if not env.get(name):
         raise UserError(_problem(name, "is not set", "the operator and `etude run` set it"))
     return env[name]
+
+
+def _channel(env: Mapping[str, str]) -> str:
+    name = env.get("ETUDE_CHANNEL", "")
+    if name:
+        try:
+            channel_key(name, 1)
+        except InvalidFieldError as cause:
+            fix = "name a channel of the run's store, such as stable or canary"
+            raise UserError(_problem("ETUDE_CHANNEL", cause.what, fix)) from cause
+    return name
 
 
 def _port(env: Mapping[str, str], name: str, default: int) -> int:

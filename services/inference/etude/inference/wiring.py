@@ -14,6 +14,7 @@ from etude.inference.serving.openai import HttpServer, PolicyVersionMiddleware
 from etude.inference.serving.openai_app import build_openai_app
 from etude.inference.settings import Settings
 from etude.inference.status import ReplicaStatus
+from etude.inference.updates.channel import FollowedChannel
 from etude.inference.updates.follower import VersionFollower
 from etude.inference.updates.staging import Stager
 from etude.v1 import inference_pb2_grpc, weights_pb2_grpc
@@ -35,12 +36,13 @@ class InferenceRole:
     def __post_init__(self) -> None:
         # A process that replaces another has the same address, but not its memory.
         self._instance = f"{self.settings.pod}.{secrets.token_hex(4)}"
+        store = open_run_store(self.run.spec.storage.uri, self.run.spec.storage)
+        channel = self.settings.channel
         self.follower = VersionFollower(
-            stager=Stager(
-                open_run_store(self.run.spec.storage.uri, self.run.spec.storage),
-                self.run.uid,
-                self.settings.scratch,
-            ),
+            stager=Stager(store, self.run.uid, self.settings.scratch),
+            channel=FollowedChannel(store=store, name=channel, run_uid=self.run.uid)
+            if channel
+            else None,
             engine=self.replica,
             status=ReplicaStatus(replica=self.settings.pod),
             audit_every=self.replica.options.audit_every,

@@ -2,7 +2,7 @@
 
     channels/<channel>/<number:012d>.json     ChannelRecord; numbers from 1, without a gap
 
-Engines and gateways follow the records and need nobody else: while nothing is written, everything
+Engines and gateways follow the records alone: while nothing is written, everything
 goes on as it is. A roll-back is one more record.
 """
 

@@ -7,12 +7,19 @@ from dataclasses import dataclass, field, replace
 
 from etude.common import weights
 from etude.common.blobs import MissingError
-from etude.common.errors import EtudeError, StoreError, UnavailableError, UnknownIdError
+from etude.common.errors import (
+    EtudeError,
+    StoreError,
+    UnavailableError,
+    UnknownIdError,
+    WrongStateError,
+)
 from etude.common.weights import MAX_LAG, ReaderLease, VersionId
 from etude.inference import metrics
 from etude.inference.engine.interface import PolicyEngine
 from etude.inference.status import ReplicaState, ReplicaStatus
 from etude.inference.updates.audit import Auditor
+from etude.inference.updates.channel import SERVES_NOTHING, FollowedChannel
 from etude.inference.updates.staging import Stager
 from etude.inference.updates.updater import ActivatedVersion, Updater
 
@@ -89,7 +96,10 @@ def backoff_s(failures: int, reason: str) -> float:
 
 @dataclass(slots=True, kw_only=True)
 class VersionFollower:
-    """Keeps one engine at the newest or pinned version; verifies it before a weight changes."""
+    """Keeps one engine at the newest or pinned version, or at that of a channel.
+
+    Every version is verified before a weight changes.
+    """
 
     stager: Stager
     engine: PolicyEngine
@@ -98,8 +108,10 @@ class VersionFollower:
     """Versions between two full scans of the live weights."""
     instance: str = ""
     """Name of this process in the spans of its tokens; the replica's name unless set."""
+    channel: FollowedChannel | None = None
+    """Channel that alone decides which version is served; None takes orders of a trainer."""
     target: VersionId | None = None
-    """Pinned version; None follows the newest."""
+    """Pinned version, or that of the channel; None follows the newest."""
     _auditor: Auditor = field(init=False)
     _updater: Updater = field(init=False)
     _update_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -127,7 +139,10 @@ class VersionFollower:
             lease=ReaderLease(self.stager.store, self.status.replica),
             auditor=self._auditor,
             on_live=self._record_live,
+            is_exact=self.channel is not None,
         )
+        # An engine of a channel serves until it has the next version, however far that is.
+        self._lag.is_near = self.channel is not None
 
     async def follow(self) -> None:
         """Activate every newer version, for ever; a refused one is retried with backoff.
@@ -147,26 +162,28 @@ class VersionFollower:
     def notify(self, version: VersionId) -> None:
         """Poll without waiting, because a version was announced; an old one is ignored."""
         live = self.engine.live
-        if live is None or version.number > live.number:
+        if self.channel is None and (live is None or version.number > live.number):
             self._hinted.set()
 
     def set_target(self, target: VersionId | None) -> ReplicaStatus:
-        """Pin a version, or follow the newest one; follow() then activates it."""
+        """Pin a version, or follow the newest one; follow() then activates it.
+
+        Raises:
+            WrongStateError: the engine follows a channel.
+        """
+        self._require_no_channel()
         self.target = target
         self._set_status(self.status)
         self._hinted.set()
         return self.status
 
     async def catch_up(self) -> None:
-        """Activate the newest accepted version, or the pinned one, if it is not live yet."""
+        """Activate the wanted version if it is not live yet."""
         async with self._update_lock:
             with self._errors_in_status():
-                newest = await asyncio.to_thread(self._newest)
-                if newest is None:
+                wanted = await self._find_wanted()
+                if wanted is None:
                     return
-                self._tip = newest
-                self._observe_lag()
-                wanted = self.target or newest
                 if wanted != self.engine.live:
                     await self._activate(wanted)
                     return
@@ -183,11 +200,13 @@ class VersionFollower:
         A version at or below the live one on the accepted chain is a no-op.
 
         Raises:
+            WrongStateError: the engine follows a channel.
             UnknownIdError: no such version is published.
             FencedError: it is not on the accepted chain.
             CorruptError: it is damaged or does not fit the model.
             StoreError: the store failed.
         """
+        self._require_no_channel()
         async with self._update_lock:
             live = self.engine.live
             if version != live:
@@ -204,6 +223,7 @@ class VersionFollower:
             UnknownIdError: no such version is published.
             EtudeError: as activate().
         """
+        self._require_no_channel()
         async with self._update_lock:
             live = self.engine.live
             with self._errors_in_status():
@@ -225,6 +245,7 @@ class VersionFollower:
         Raises:
             EtudeError: as activate().
         """
+        self._require_no_channel()
         async with self._update_lock:
             live = self.engine.live
             if live is not None and version.number < live.number:
@@ -245,6 +266,33 @@ class VersionFollower:
             changed = self._changed
             yield self.status
             await changed.wait()
+
+    def _require_no_channel(self) -> None:
+        if self.channel is not None:
+            raise WrongStateError(
+                f"{self.status.replica} follows channel {self.channel.name!r}, whose records alone "
+                "decide which version it serves"
+            )
+
+    async def _find_wanted(self) -> VersionId | None:
+        """Read which version to serve; None if there is none."""
+        if self.channel is not None:
+            return await self._read_channel(self.channel)
+        newest = await asyncio.to_thread(self._newest)
+        if newest is None:
+            return None
+        self._tip = newest
+        self._observe_lag()
+        return self.target or newest
+
+    async def _read_channel(self, channel: FollowedChannel) -> VersionId | None:
+        self.target = await asyncio.to_thread(channel.poll)
+        channel.observe(self.engine.live)
+        if self.target is None and self.status.message != channel.idle_message:
+            state = ReplicaState.SERVING if self.engine.live else ReplicaState.LOADING
+            why = channel.idle_message
+            self._set_status(replace(self.status, state=state, reason=SERVES_NOTHING, message=why))
+        return self.target
 
     def _newest(self) -> VersionId | None:
         store = self.stager.store
@@ -268,7 +316,9 @@ class VersionFollower:
         self._set_status(replace(self.status, state=ReplicaState.SERVING, reason="", message=""))
 
     async def _measure_lag(self, wanted: VersionId) -> None:
-        """Measure the lag behind a version."""
+        """Measure the lag behind a version that a trainer publishes."""
+        if self.channel is not None:
+            return
         live = self.engine.live
         chain: list[VersionId] = []
         if may_lag(live, wanted):
@@ -287,6 +337,8 @@ class VersionFollower:
         )
         self._set_status(self._updating_status())
         self._observe_lag()
+        if self.channel is not None:
+            self.channel.observe(activated.live)
 
     def _updating_status(self) -> ReplicaStatus:
         """Status while a newer version is loaded."""

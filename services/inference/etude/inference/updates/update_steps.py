@@ -37,6 +37,11 @@ def split_path(edges: Sequence[Edge], live: VersionRef | None) -> list[UpdateSte
     ]
 
 
+def merge_path(edges: Sequence[Edge]) -> list[UpdateStep]:
+    """Merge an update path into one step, so that only its end goes live."""
+    return [UpdateStep(_merge_edges(tuple(edges)), tuple(edges))] if edges else []
+
+
 def _merge_edges(parts: tuple[Edge, ...]) -> Edge:
     if len(parts) == 1:
         return parts[0]

@@ -22,7 +22,7 @@ from etude.inference.swap.ranks import RankError
 from etude.inference.updates.audit import Auditor
 from etude.inference.updates.retry_policy import UpdateFailures, UpdateRemedy
 from etude.inference.updates.staging import Prefetcher, Stager
-from etude.inference.updates.update_steps import UpdateStep, split_path
+from etude.inference.updates.update_steps import UpdateStep, merge_path, split_path
 
 UNDO_LIMIT_BYTES = 256 << 20
 """A complete version up to this size can be undone in memory; above it by reading the store."""
@@ -67,6 +67,8 @@ class Updater:
     auditor: Auditor
     on_live: Callable[[ActivatedVersion], None]
     """Called for each version that went live."""
+    is_exact: bool = False
+    """True if no version on the way may go live, and the target may be abandoned by its run."""
     _failures: UpdateFailures = field(default_factory=UpdateFailures)
     _prepared: _PreparedStep | None = None
     _renew_at: float = 0.0
@@ -129,7 +131,8 @@ class Updater:
         Raises:
             StoreError: the store failed.
         """
-        if self.engine.swap.live is not None and time.monotonic() >= self._renew_at:
+        is_held = self.engine.swap.live is not None and not self.is_exact
+        if is_held and time.monotonic() >= self._renew_at:
             self.lease.renew()
             self._renew_at = time.monotonic() + LEASE_RENEWAL_S
 
@@ -176,12 +179,17 @@ class Updater:
     def _plan(self, version: VersionId, avoid: frozenset[str]) -> list[Edge]:
         # To reseed is to plan as if nothing were live.
         self.lease.live = None if self._reseeds else self.engine.swap.live
-        return self.lease.plan_path(version, avoid=avoid)
+        edges = self.lease.plan_path(version, avoid=avoid, may_be_abandoned=self.is_exact)
+        if self.is_exact and len(edges) > 1 and edges[0].base is not None:
+            # Each of the deltas needs the words of a version that must not be served.
+            self.lease.live = None
+            edges = self.lease.plan_path(version, avoid=avoid, may_be_abandoned=True)
+        return edges
 
     async def _run_steps(
         self, edges: list[Edge], *, is_detour: bool, holds: bool
     ) -> _RefusedEdge | None:
-        steps = split_path(edges, self.engine.swap.live)
+        steps = merge_path(edges) if self.is_exact else split_path(edges, self.engine.swap.live)
         with self._prefetcher.prefetching(steps):
             for number, (edge, _) in enumerate(steps):
                 if edge.base is None and self.engine.swap.live is not None:
@@ -263,7 +271,11 @@ class Updater:
     def _finish_update(self, live: VersionRef) -> None:
         self.stager.keep_only(*self._prefetcher.pending_versions())
         metrics.WEIGHTS_UNDO_BYTES.set(self.engine.swap.undo_stack.num_bytes)
-        self.lease.record_live(live)
+        if self.is_exact:
+            # The next version may be any one: its path is planned, and held, when it is known.
+            self.lease.release()
+        else:
+            self.lease.record_live(live)
         self._renew_at = time.monotonic() + LEASE_RENEWAL_S
 
     def _report_live(self, live: VersionId, sha256: bytes, pause_s: float, began: float) -> None:
@@ -276,7 +288,9 @@ class Updater:
         Raises:
             FencedError: a newer epoch does not descend from the version.
         """
-        if not await asyncio.to_thread(weights.is_accepted, self.stager.store, version):
+        if not self.is_exact and not await asyncio.to_thread(
+            weights.is_accepted, self.stager.store, version
+        ):
             raise FencedError(f"version {version} is not on the accepted chain")
 
 

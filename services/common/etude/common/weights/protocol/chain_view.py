@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from etude.common.blobs import Store
-from etude.common.weights.protocol.chain import accepted_chain
+from etude.common.weights.protocol.chain import accepted_chain, lineage
 from etude.common.weights.protocol.epochs import is_fenced, latest_epoch
 from etude.common.weights.protocol.listing import Listing, refresh_listing, take_listing
 from etude.common.weights.protocol.quarantine import list_quarantined
@@ -34,6 +34,16 @@ def take_view(store: Store) -> ChainView:
         StoreError: the store failed.
     """
     return ChainView(list_quarantined(store), accepted_chain(store), take_listing(store))
+
+
+def take_lineage_view(store: Store, version: VersionId) -> ChainView:
+    """Look at a version and those before it, whether accepted or abandoned, in place of the chain.
+
+    Raises:
+        CorruptError: an epoch is damaged.
+        StoreError: the store failed.
+    """
+    return ChainView(list_quarantined(store), lineage(store, version), take_listing(store))
 
 
 @dataclass(slots=True)

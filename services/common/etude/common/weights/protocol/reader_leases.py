@@ -11,6 +11,7 @@ from pydantic import BaseModel, StringConstraints
 from etude.common.blobs import MissingError, Store
 from etude.common.errors import CorruptError, StoreError
 from etude.common.weights.protocol import records
+from etude.common.weights.protocol.chain_view import take_lineage_view
 from etude.common.weights.protocol.manifest import Count, VersionRef
 from etude.common.weights.protocol.plan import Edge, oldest_needed, plan_path
 from etude.common.weights.protocol.tombstones import read_trash
@@ -70,7 +71,13 @@ class ReaderLease:
     _is_written: bool = False
     """True if the store is known to have it: a put that failed may have taken effect."""
 
-    def plan_path(self, target: VersionId, *, avoid: frozenset[str] = frozenset()) -> list[Edge]:
+    def plan_path(
+        self,
+        target: VersionId,
+        *,
+        avoid: frozenset[str] = frozenset(),
+        may_be_abandoned: bool = False,
+    ) -> list[Edge]:
         """Plan a path from the live version; no collector deletes its objects under the lease.
 
         Keys to avoid, because they turned out to be damaged, come on top of those that are being
@@ -80,14 +87,19 @@ class ReaderLease:
         missed the lease has left its tombstone to be seen, or is done and has left nothing that
         could be planned with.
 
+        Args:
+            target: where to.
+            avoid: keys of damaged objects.
+            may_be_abandoned: true for a target that is wanted though the run went on without it.
+
         Raises:
             StoreError: the store failed, or collectors took every plan apart.
             EtudeError: as plan_path().
         """
         for _ in range(_MAX_ATTEMPTS):
-            edges = plan_path(
-                self.store, self.live, target, avoid=avoid | read_trash(self.store).keys
-            )
+            doomed = read_trash(self.store).keys
+            view = take_lineage_view(self.store, target) if may_be_abandoned else None
+            edges = plan_path(self.store, self.live, target, avoid=avoid | doomed, view=view)
             first = oldest_needed(edges)
             if first is None or (self._is_written and first == self._needs):
                 return edges

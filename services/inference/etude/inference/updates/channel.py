@@ -1,0 +1,69 @@
+"""Channel that an engine follows: the version that its newest record names."""
+
+from dataclasses import dataclass
+
+from etude.common.blobs import Store
+from etude.common.errors import CorruptError
+from etude.common.release.channels import ChannelRecord, channel_key, newest_record
+from etude.common.weights import VersionId
+from etude.inference import metrics
+
+SERVES_NOTHING = "ChannelServesNothing"
+"""Reason in the status; the version that was served last stays live."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FollowedChannel:
+    """Reader of one channel's records."""
+
+    store: Store
+    name: str
+    run_uid: str
+    """Run whose versions the engine can serve."""
+    record: ChannelRecord | None = None
+    """The newest record that could be used; None before the first."""
+
+    def poll(self) -> VersionId | None:
+        """Read the channel, and return the version that it serves; None if it serves nothing.
+
+        Raises:
+            CorruptError: the newest record is damaged, or names a version of another run; the
+                record before it counts.
+            StoreError: the store failed; the record before counts.
+        """
+        known = 0 if self.record is None else self.record.number
+        try:
+            newest = newest_record(self.store, self.name, known=known)
+            if newest is not None:
+                self._check_run(newest)
+                self.record = newest
+                metrics.CHANNEL_RECORD.labels(self.name).set(newest.number)
+        except CorruptError:
+            metrics.CHANNEL_FOLLOWED.labels(self.name).set(0)
+            raise
+        return self.version
+
+    @property
+    def version(self) -> VersionId | None:
+        """Version that the channel serves, as it was read last."""
+        served = None if self.record is None else self.record.served
+        return None if served is None else served.version
+
+    @property
+    def idle_message(self) -> str:
+        """Reason why the channel serves nothing."""
+        if self.record is None:
+            return f"channel {self.name!r} has no record yet"
+        return f"channel {self.name!r} serves nothing since record {self.record.number}"
+
+    def observe(self, live: VersionId | None) -> None:
+        """Update the metric of an engine with this live version."""
+        metrics.CHANNEL_FOLLOWED.labels(self.name).set(self.version in {None, live})
+
+    def _check_run(self, record: ChannelRecord) -> None:
+        if record.served is not None and record.served.run_uid != self.run_uid:
+            key = channel_key(self.name, record.number)
+            raise CorruptError(
+                f"{self.store.url}/{key}: version {record.served.version} is of run "
+                f"{record.served.run_uid}, not {self.run_uid}"
+            )
