@@ -28,3 +28,16 @@ PENDING = Gauge(
     "etude_feedback_pending_records",
     "Records of the ledger that are not durable yet.",
 )
+WAITING_ROLLOUTS = Gauge(
+    "etude_feedback_waiting_rollouts",
+    "Served rollouts that are in no window yet.",
+)
+WINDOWS = Counter(
+    "etude_feedback_windows_total",
+    "Windows that were closed.",
+)
+WINDOW_ROLLOUTS = Counter(
+    "etude_feedback_window_rollouts_total",
+    "Rollouts of closed windows: trained, or the reason why not.",
+    ("result",),
+)

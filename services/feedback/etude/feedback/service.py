@@ -19,6 +19,8 @@ from etude.feedback.ledger.audit import audit_ledger
 from etude.feedback.ledger.ledger import FeedbackLedger, open_ledger
 from etude.feedback.ledger.user_keys import LedgerSecret
 from etude.feedback.settings import Settings
+from etude.feedback.windows.builder import WindowBuilder
+from etude.feedback.windows.task import build_windows
 
 
 async def serve(settings: Settings) -> None:
@@ -35,26 +37,30 @@ async def serve(settings: Settings) -> None:
         ledger = await asyncio.to_thread(_open, settings, secret)
         app = build_application(keys, EventIntake(ledger))
         server = HttpServer(http_config(app, tls_folder=settings.tls_folder))
-        await _serve_until(stop, ledger, server, listener, probes)
+        builder = WindowBuilder(ledger, settings.windows)
+        await _serve_until(stop, builder, server, listener, probes)
         await probes.stop()
 
 
 async def _serve_until(
     stop: asyncio.Event,
-    ledger: FeedbackLedger,
+    builder: WindowBuilder,
     server: HttpServer,
     listener: socket.socket,
     probes: Probes,
 ) -> None:
+    ledger = builder.ledger
     async with asyncio.TaskGroup() as group:
         writing = group.create_task(_write(ledger), name="ledger")
         serving = group.create_task(server.serve(sockets=[listener]), name="http")
         await ledger.wait_durable(ledger.log.last_sequence)
+        building = group.create_task(build_windows(builder, stop), name="windows")
         probes.ready = True
         await stop.wait()
         probes.ready = False
         server.should_exit = True
         await serving
+        await building
         await ledger.wait_durable(ledger.log.last_sequence)
         writing.cancel()
 

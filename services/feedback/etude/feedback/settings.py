@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Self
 
 from etude.common.api.storage import StoreAccess
-from etude.common.settings_fields import parse_path, parse_port
+from etude.common.settings_fields import parse_count, parse_path, parse_port
+from etude.feedback.windows.settings import MAX_WINDOW_ROLLOUTS, WindowRules
+
+_MAX_S = 30 * 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,7 @@ class Settings:
     probe_port: int
     tls_folder: Path | None
     """Folder with tls.crt and tls.key; plain HTTP without it."""
+    windows: WindowRules
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
@@ -60,4 +64,20 @@ class Settings:
             port=parse_port(env, "ETUDE_PORT", 7060),
             probe_port=parse_port(env, "ETUDE_PROBE_PORT", 8080),
             tls_folder=parse_path(env, "ETUDE_FEEDBACK_TLS"),
+            windows=_parse_windows(env),
         )
+
+
+def _parse_windows(env: Mapping[str, str]) -> WindowRules:
+    num_rollouts = parse_count(
+        env, "ETUDE_FEEDBACK_WINDOW_ROLLOUTS", 1_000, low=2, high=MAX_WINDOW_ROLLOUTS
+    )
+    fewest = min(100, num_rollouts)
+    return WindowRules(
+        num_rollouts=num_rollouts,
+        min_rollouts=parse_count(
+            env, "ETUDE_FEEDBACK_WINDOW_MIN_ROLLOUTS", fewest, low=2, high=num_rollouts
+        ),
+        max_age_s=parse_count(env, "ETUDE_FEEDBACK_WINDOW_AGE_S", 7_200, low=1, high=_MAX_S),
+        horizon_s=parse_count(env, "ETUDE_FEEDBACK_HORIZON_S", 3_600, low=1, high=_MAX_S),
+    )

@@ -69,10 +69,15 @@ class LogReader:
     """First sequences of the segments of each epoch."""
 
     @classmethod
-    def read_listing(cls, source: LogSource) -> Self:
-        """List a log. A writer claims its epoch before, so that nothing acknowledged is missed."""
+    def read_listing(cls, source: LogSource, *, after: str = "") -> Self:
+        """List a log. A writer claims its epoch before, so that nothing acknowledged is missed.
+
+        Args:
+            source: the log.
+            after: key of a segment: only those behind it are listed, for who has read the others.
+        """
         firsts: dict[int, list[int]] = {}
-        for info in source.store.list(source.prefix):
+        for info in source.store.list(source.prefix, after=after):
             parts = info.key.removeprefix(source.prefix).removesuffix(".wal").split("/")
             if len(parts) == 2 and all(part.isascii() and part.isdigit() for part in parts):
                 firsts.setdefault(int(parts[0]), []).append(int(parts[1]))

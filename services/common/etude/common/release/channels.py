@@ -95,6 +95,18 @@ def append_record(store: Store, record: ChannelRecord) -> ChannelRecord:
     return _parse(record.channel, record.number, data, where=f"{store.url}/{key}")
 
 
+def read_record(store: Store, channel: str, number: int) -> ChannelRecord:
+    """Read one record of a channel.
+
+    Raises:
+        CorruptError: it is damaged.
+        MissingError: there is none with this number.
+        StoreError: the store did not answer.
+    """
+    key = channel_key(channel, number)
+    return _parse(channel, number, records.fetch(store, key), where=f"{store.url}/{key}")
+
+
 def newest_record(store: Store, channel: str, *, known: int = 0) -> ChannelRecord | None:
     """The newest record of a channel; None if there is none behind the known number.
 
@@ -111,8 +123,7 @@ def newest_record(store: Store, channel: str, *, known: int = 0) -> ChannelRecor
     newest = max((int(text) for text in numbers if _DIGITS.fullmatch(text)), default=0)
     if not newest:
         return None
-    key = channel_key(channel, newest)
-    return _parse(channel, newest, records.fetch(store, key), where=f"{store.url}/{key}")
+    return read_record(store, channel, newest)
 
 
 def _parse(channel: str, number: int, data: bytes, *, where: str) -> ChannelRecord:

@@ -234,12 +234,25 @@ class FeedbackLedger:
             return None
 
     def _read_event(self, sequence: int, event: pb.FeedbackEventRecord) -> StoredEvent | None:
-        key = self.keys.find(UserId(event.tenant, event.user_digest), event.key_generation)
-        if key is None:  # erased since
+        text = self.read_text(event)
+        if text is None:
             return None
-        sealed = SealedText(event.nonce, event.ciphertext)
-        text = unseal(sealed, key, label=event.event_digest)
         return StoredEvent(sequence, event.tenant, event.kind, event.received_ms, text)
+
+    def read_text(self, event: pb.FeedbackEventRecord) -> bytes | None:
+        """The redacted event in JSON, None if its user was erased since; blocks.
+
+        Raises:
+            CorruptError: the event or the key of its user is damaged.
+            StoreError: the store of keys did not answer.
+        """
+        user = UserId(event.tenant, event.user_digest)
+        if event.key_generation < self.state.generation(user):
+            return None
+        key = self.keys.find(user, event.key_generation)
+        if key is None:
+            return None
+        return unseal(SealedText(event.nonce, event.ciphertext), key, label=event.event_digest)
 
     def _append(self, body: pb.FeedbackRecord) -> int:
         sequence = self.log.next_sequence

@@ -1,0 +1,77 @@
+"""Registry of signals, and their measurement over the rollouts of one window."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from etude.feedback.signals import edit_persistence, followup
+from etude.feedback.signals.censoring import estimate_censoring
+from etude.feedback.signals.history import RolloutHistory
+from etude.feedback.signals.outcome import RolloutOutcome
+from etude.feedback.signals.signal import Signal, SignalContext
+
+SIGNALS: Sequence[Signal] = (
+    edit_persistence.SIGNAL,
+    followup.SIGNAL,
+)
+"""All signals; a new one is a module and a line here."""
+
+
+def signal_versions() -> Mapping[str, int]:
+    """Versions of all signals by name."""
+    return {signal.name: signal.version for signal in SIGNALS}
+
+
+def measure_rollouts(
+    histories: Sequence[RolloutHistory], *, horizon_s: float, now_ms: int
+) -> list[RolloutOutcome]:
+    """Measure all signals of rollouts of one version, which share the figures of censoring.
+
+    Args:
+        histories: each with at least one turn. [N]
+        horizon_s: age at which edits and outcomes count.
+        now_ms: time of the server.
+
+    Returns:
+        One outcome for each. [N]
+    """
+    context = make_context(histories, horizon_s=horizon_s, now_ms=now_ms)
+    return [_measure(history, context) for history in histories]
+
+
+def make_context(
+    histories: Sequence[RolloutHistory], *, horizon_s: float, now_ms: int
+) -> SignalContext:
+    """Figures of rollouts that are measured together."""
+    fates = (
+        fate
+        for history in histories
+        for fate in edit_persistence.edit_fates(history, horizon_s=horizon_s)
+    )
+    return SignalContext(
+        horizon_s=horizon_s,
+        now_ms=now_ms,
+        censoring=estimate_censoring(fates, horizon_s=horizon_s),
+        usual_wall_s=_usual_wall_s(histories),
+    )
+
+
+def _usual_wall_s(histories: Sequence[RolloutHistory]) -> Mapping[str, float]:
+    walls: dict[str, list[float]] = {}
+    for history in histories:
+        ends = [each.wall_s for each in history.payloads("turn_ended") if each.wall_s > 0]
+        walls.setdefault(history.turns[0].config, []).extend(ends)
+    return {config: statistics.median(each) for config, each in walls.items() if each}
+
+
+def _measure(history: RolloutHistory, context: SignalContext) -> RolloutOutcome:
+    first = history.turns[0]
+    return RolloutOutcome(
+        rollout=history.rollout,
+        tenant=history.user.tenant,
+        user=history.user.digest,
+        policy=history.policy,
+        arm=first.arm,
+        experiment=first.experiment,
+        started_ms=history.started_ms,
+        values={signal.name: signal.measure(history, context) for signal in SIGNALS},
+    )

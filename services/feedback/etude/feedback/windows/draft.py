@@ -1,0 +1,83 @@
+"""Draft of a window: its rollouts, credited, and those that are left out, as a manifest."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from etude.common.feedback.windows import WindowExclusion, WindowManifest, WindowRollout
+from etude.common.weights import VersionId
+from etude.feedback.credit import credit_rewards, reward_rollouts
+from etude.feedback.signals.history import RolloutHistory
+from etude.feedback.signals.registry import measure_rollouts, signal_versions
+from etude.feedback.windows.settings import WindowRules
+
+
+class StoredRollout(NamedTuple):
+    """A rollout whose object is stored."""
+
+    history: RolloutHistory
+    digest: str
+    """BLAKE3 of the object."""
+    consent: str
+    """Version of the terms that its user agrees to now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowDraft:
+    """A window that is about to be closed."""
+
+    number: int
+    run_uid: str
+    version: VersionId
+    opened_ms: int
+    closed_ms: int
+    last_sequence: int
+    """Newest record of the ledger that its consents are as of."""
+    rollouts: Sequence[StoredRollout]
+    exclusions: Mapping[str, str]
+    """Reasons, by rollout."""
+
+    def finish(self, rules: WindowRules) -> WindowManifest:
+        """Credit the rollouts. Pure."""
+        histories = [each.history for each in self.rollouts]
+        outcomes = measure_rollouts(histories, horizon_s=rules.horizon_s, now_ms=self.closed_ms)
+        rewards = reward_rollouts(outcomes, rules.weights)
+        strata = [name_stratum(history) for history in histories]
+        users = [history.user for history in histories]
+        credited = credit_rewards(rewards, users, strata)
+        return WindowManifest(
+            number=self.number,
+            run_uid=self.run_uid,
+            epoch=self.version.epoch,
+            version=self.version.number,
+            opened_ms=self.opened_ms,
+            closed_ms=self.closed_ms,
+            last_sequence=self.last_sequence,
+            signals=signal_versions(),
+            rollouts=tuple(
+                WindowRollout(
+                    rollout=each.history.rollout,
+                    tenant=each.history.user.tenant,
+                    user=each.history.user.digest,
+                    digest=each.digest,
+                    stratum=stratum,
+                    reward=round(credit.reward, 6),
+                    advantage=round(credit.advantage, 6),
+                    consent=each.consent,
+                )
+                for each, stratum, credit in zip(self.rollouts, strata, credited, strict=True)
+            ),
+            exclusions=tuple(
+                WindowExclusion(rollout=rollout, reason=reason)
+                for rollout, reason in sorted(self.exclusions.items())
+            ),
+        )
+
+
+def name_stratum(history: RolloutHistory) -> str:
+    """Name the set of rollouts that a reward is compared with: a tenant's, of one configuration.
+
+    Only what was decided before the policy acted may tell strata apart. A stratum of rollouts that
+    edited something would compare those that only asked with each other, and make asking free.
+    """
+    return f"{history.user.tenant[:100]}/{history.turns[0].config}"

@@ -1,0 +1,147 @@
+"""Feeds of a window builder: what the ledger and the turn log got since the last time."""
+
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from etude.common import turn_log
+from etude.common.blobs import Store
+from etude.common.durable_log import LogReader
+from etude.common.errors import CorruptError, InvalidFieldError
+from etude.common.feedback.events import parse_event
+from etude.feedback import metrics
+from etude.feedback.ledger import records
+from etude.feedback.ledger.ledger import FeedbackLedger, ledger_source
+from etude.feedback.ledger.user_keys import UserId
+from etude.feedback.signals.history import RolloutEvent, reduce_event
+from etude.v1 import feedback_ledger_pb2, turns_pb2
+
+log = logging.getLogger(__name__)
+
+_TURN_KEY = re.compile(re.escape(turn_log.PREFIX) + r"([^/]+)/([0-9]{12})\.zst")
+
+
+class EventItem(NamedTuple):
+    """An event that was appended to the ledger."""
+
+    user: UserId
+    rollout: str
+    """As `turn_log.identify_rollout` names it."""
+    event: RolloutEvent
+
+
+class ConsentItem(NamedTuple):
+    """A decision of a user that was appended to the ledger."""
+
+    user: UserId
+    granted: bool
+    policy_version: str
+
+
+class ErasureItem(NamedTuple):
+    """An erasure that was appended to the ledger."""
+
+    user: UserId
+    sequence: int
+    received_ms: int
+
+
+LedgerItem = EventItem | ConsentItem | ErasureItem
+
+
+@dataclass(slots=True)
+class LedgerFeed:
+    """Reads the durable records of a ledger once, in order; blocks."""
+
+    ledger: FeedbackLedger
+    position: int = 0
+    """Sequence of the newest record that was read."""
+    _key: str = ""
+    """Key of the newest segment that was read."""
+
+    def read(self) -> Iterator[LedgerItem]:
+        """Read what became durable since the last call.
+
+        Raises:
+            CorruptError: a segment is damaged.
+            StoreError: a store did not answer; what was not read comes with the next call.
+        """
+        ledger = self.ledger
+        # In this order: what is durable now is in the listing.
+        durable = ledger.log.durable_sequence
+        source = ledger_source(ledger.log.store, ledger.log.owner)
+        reader = LogReader.read_listing(source, after=self._key)
+        epoch = ledger.log.epoch + 1
+        for segment in reader.accepted_segments(before_epoch=epoch, since=self.position + 1):
+            if segment.end > durable:
+                return
+            for framed in segment.records:
+                record = records.parse_record(framed, segment.where)
+                yield from self._items(record.sequence, record.body)
+                self.position = record.sequence
+            self._key = segment.where.removeprefix(f"{ledger.log.store.url}/")
+
+    def _items(
+        self, sequence: int, body: feedback_ledger_pb2.FeedbackRecord
+    ) -> Iterator[LedgerItem]:
+        match body.WhichOneof("body"):
+            case "event":
+                yield from self._read_event(body.event)
+            case "consent":
+                consent = body.consent
+                user = UserId(consent.tenant, consent.user_digest)
+                yield ConsentItem(user, consent.granted, consent.policy_version)
+            case "erasure":
+                user = UserId(body.erasure.tenant, body.erasure.user_digest)
+                yield ErasureItem(user, sequence, body.erasure.received_ms)
+            case _:  # opens an epoch
+                pass
+
+    def _read_event(self, body: feedback_ledger_pb2.FeedbackEventRecord) -> Iterator[EventItem]:
+        user = UserId(body.tenant, body.user_digest)
+        try:
+            text = self.ledger.read_text(body)
+            event = None if text is None else parse_event(text)
+        except (CorruptError, InvalidFieldError):
+            metrics.UNREADABLE.inc()
+            return
+        if event is None:  # erased since
+            return
+        data = event.data
+        reduced = reduce_event(event.kind, body.received_ms, data.payload)
+        if reduced is not None:
+            name = turn_log.identify_rollout(data.tenant, data.user, data.rollout)
+            yield EventItem(user, name, reduced)
+
+
+@dataclass(slots=True)
+class TurnFeed:
+    """Reads the durable turns of a route once; blocks.
+
+    A damaged object is left out and reported: the rollouts that need its turns are incomplete.
+    """
+
+    store: Store
+    _newest: dict[str, int] = field(default_factory=dict)
+    """First turn of the newest object that was read, by writer."""
+
+    def read(self) -> Iterator[tuple[str, turns_pb2.TurnSegment]]:
+        """Read the objects that were created since the last call, with their keys.
+
+        Raises:
+            StoreError: the store did not answer; what was not read comes with the next call.
+        """
+        for info in self.store.list(turn_log.PREFIX):
+            found = _TURN_KEY.fullmatch(info.key)
+            if found is None or int(found[2]) <= self._newest.get(found[1], -1):
+                continue
+            try:
+                where = f"{self.store.url}/{info.key}"
+                segment = turn_log.decode_segment(self.store.get(info.key), where=where)
+            except CorruptError as error:
+                log.warning("turns are left out: %s", error)
+            else:
+                yield info.key, segment
+            self._newest[found[1]] = int(found[2])

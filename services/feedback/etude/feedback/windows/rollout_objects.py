@@ -1,0 +1,76 @@
+"""Objects of rollouts: assembled from the turn log, and created once."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+
+from etude.common import turn_log
+from etude.common.blobs import MAX_CREATE_BYTES, MissingError, Store
+from etude.common.errors import CorruptError
+from etude.common.feedback import windows
+from etude.common.weights.protocol import records
+from etude.feedback.signals.history import RolloutHistory
+from etude.feedback.windows.assembly import UntrainableError, assemble_rollout
+from etude.v1 import turns_pb2
+
+_CACHED_SEGMENTS = 8
+"""Objects of turns in memory, of 8 MiB each."""
+
+
+@dataclass(slots=True)
+class RolloutObjects:
+    """Writes the objects of rollouts; blocks."""
+
+    store: Store
+    _segments: "OrderedDict[str, turns_pb2.TurnSegment]" = field(default_factory=OrderedDict)
+
+    def write(self, history: RolloutHistory) -> str:
+        """Write the object of a rollout, and return its digest.
+
+        An object that is there already stays: an earlier attempt wrote it, or another service,
+        whose window may name it. It may lack turns that came later.
+
+        Raises:
+            UntrainableError: its records cannot be trained on.
+            StoreError: the store did not answer.
+        """
+        key = windows.rollout_key(*history.user, history.rollout)
+        rollout = assemble_rollout(history.rollout, list(self._read_turns(history)))
+        if rollout.ByteSize() > windows.MAX_ROLLOUT_BYTES:
+            raise UntrainableError("TooLarge", f"{key} has {rollout.ByteSize()} bytes")
+        data = windows.encode_rollout(rollout)
+        if len(data) > MAX_CREATE_BYTES:
+            raise UntrainableError("TooLarge", f"{key} has {len(data)} bytes compressed")
+        stored = records.create_once(self.store, key, data)
+        digest = blake3(stored).hexdigest()
+        if stored != data:
+            self._check(stored, digest, key, history)
+        return digest
+
+    def _check(self, stored: bytes, digest: str, key: str, history: RolloutHistory) -> None:
+        try:
+            found = windows.decode_rollout(stored, digest=digest, where=f"{self.store.url}/{key}")
+        except CorruptError as error:
+            raise UntrainableError("DamagedObject", str(error)) from error
+        if found.rollout_id != history.rollout:
+            raise UntrainableError("DamagedObject", f"{key} holds another rollout")
+
+    def _read_turns(self, history: RolloutHistory) -> Iterator[turns_pb2.TurnRecord]:
+        for turn in history.turns:
+            yield self._read_segment(turn.place.key).turns[turn.place.position]
+
+    def _read_segment(self, key: str) -> turns_pb2.TurnSegment:
+        segment = self._segments.get(key)
+        if segment is None:
+            where = f"{self.store.url}/{key}"
+            try:
+                segment = turn_log.decode_segment(self.store.get(key), where=where)
+            except (CorruptError, MissingError) as error:
+                raise UntrainableError("IncompleteTurns", str(error)) from error
+            self._segments[key] = segment
+        self._segments.move_to_end(key)
+        while len(self._segments) > _CACHED_SEGMENTS:
+            self._segments.popitem(last=False)
+        return segment

@@ -1,0 +1,106 @@
+"""Selection of a window's rollouts: pure."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence, Set
+from typing import NamedTuple
+
+from etude.common.feedback.windows import MAX_ROLLOUTS
+from etude.common.weights import VersionId
+from etude.feedback.ledger.user_keys import UserId
+from etude.feedback.signals.history import RolloutHistory
+from etude.feedback.windows.settings import WindowRules
+from etude.feedback.windows.waiting import WaitingRollouts
+
+FEWEST_USERS = 2
+"""Of a window: a user's rollouts are compared with those of others."""
+
+
+class SettledRollout(NamedTuple):
+    """A rollout whose signals wait for nothing."""
+
+    settled_ms: int
+    history: RolloutHistory
+
+
+class WindowSelection(NamedTuple):
+    """A window that is due."""
+
+    version: VersionId
+    opened_ms: int
+    """Time at which its first rollout was settled."""
+    histories: Sequence[RolloutHistory]
+    masks: dict[str, str]
+    """Reasons of settled rollouts of any version that are left out of training, by rollout."""
+
+
+def select_window(
+    waiting: WaitingRollouts,
+    rules: WindowRules,
+    *,
+    served: Set[VersionId],
+    current: Set[VersionId],
+    now_ms: int,
+) -> WindowSelection | None:
+    """Select the rollouts of a window that is due; None if there is none.
+
+    Args:
+        waiting: rollouts that are in no window.
+        rules: of the windows.
+        served: versions that a channel serves or served.
+        current: versions that one serves now.
+        now_ms: time of the server.
+    """
+    masks: dict[str, str] = {}
+    groups: dict[VersionId, list[SettledRollout]] = defaultdict(list)
+    for each in _find_settled(waiting, rules, now_ms=now_ms):
+        history = each.history
+        mask, version = waiting.find_mask(history), history.policy
+        if mask or version is None or version not in served:
+            masks[history.rollout] = mask or "VersionNotServed"
+        else:
+            groups[version].append(each)
+    oldest_ms = now_ms - int(1_000 * rules.max_age_s)
+    due: list[VersionId] = []
+    for version, group in sorted(groups.items()):
+        is_old = group[0].settled_ms <= oldest_ms
+        num_users = len({each.history.user for each in group})
+        fewest = rules.min_rollouts if is_old else rules.num_rollouts
+        if len(group) >= fewest and num_users >= FEWEST_USERS:
+            due.append(version)
+        elif is_old and version not in current:
+            masks.update((each.history.rollout, "VersionNotServed") for each in group)
+    if not due:
+        return None
+    chosen = _take_in_turn(groups[due[0]], rules.num_rollouts)
+    opened_ms = min(each.settled_ms for each in chosen)
+    names = list(masks)[:MAX_ROLLOUTS]
+    return WindowSelection(
+        due[0],
+        opened_ms,
+        [each.history for each in chosen],
+        {name: masks[name] for name in names},
+    )
+
+
+def _find_settled(
+    waiting: WaitingRollouts, rules: WindowRules, *, now_ms: int
+) -> list[SettledRollout]:
+    """Settled rollouts, the oldest first."""
+    found = [
+        SettledRollout(
+            rules.settled_ms(started_ms=history.started_ms, last_ms=history.last_ms), history
+        )
+        for history in waiting.histories.values()
+    ]
+    settled = [each for each in found if each.settled_ms <= now_ms]
+    return sorted(settled, key=lambda each: (each.settled_ms, each.history.rollout))
+
+
+def _take_in_turn(group: Sequence[SettledRollout], number: int) -> list[SettledRollout]:
+    """Take the first rollouts of every user before anyone's second ones: none fills a window."""
+    ranks: Counter[UserId] = Counter()
+    ranked: list[tuple[int, int, SettledRollout]] = []
+    for place, each in enumerate(group):
+        ranked.append((ranks[each.history.user], place, each))
+        ranks[each.history.user] += 1
+    return [each for _, _, each in sorted(ranked, key=lambda rank: rank[:2])[:number]]

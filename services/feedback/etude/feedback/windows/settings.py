@@ -1,0 +1,40 @@
+"""Rules of windows: the sizes and times by which rollouts are gathered and windows close."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from etude.feedback.signals.edit_persistence import LATEST
+from etude.feedback.signals.registry import SIGNALS
+
+MAX_WINDOW_ROLLOUTS = 10_000
+"""Of one window, so that its manifest fits."""
+_PATIENCE = 10.0
+"""Horizons after which a rollout is settled that still goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRules:
+    """Rules of the windows of a route."""
+
+    num_rollouts: int
+    """A window closes with as many rollouts."""
+    min_rollouts: int
+    """A window that is old enough closes with as many."""
+    max_age_s: float
+    """Since its first rollout was settled."""
+    horizon_s: float
+    """Time after a rollout's last turn in which its signals come."""
+    weights: Mapping[str, float] = field(
+        default_factory=lambda: {signal.name: signal.weight for signal in SIGNALS}
+    )
+    """Of the signals in the reward, by name."""
+
+    def settled_ms(self, *, started_ms: int, last_ms: int) -> int:
+        """Time from which the signals of a rollout do not wait for anything.
+
+        Args:
+            started_ms: its start.
+            last_ms: its last turn or edit.
+        """
+        idle_ms = last_ms + int(1_000 * LATEST * self.horizon_s)
+        return min(idle_ms, started_ms + int(1_000 * _PATIENCE * self.horizon_s))

@@ -1,0 +1,116 @@
+"""Rollouts that are in no window yet: a fold over turns, events, consents and windows."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from etude.common.feedback.windows import WindowManifest
+from etude.feedback.ledger.user_keys import LedgerSecret, UserId
+from etude.feedback.signals.history import (
+    MAX_EVENTS,
+    RolloutEvent,
+    RolloutHistory,
+    TurnPlace,
+    read_turn,
+)
+from etude.feedback.windows.feeds import ConsentItem, ErasureItem, EventItem, LedgerItem
+from etude.v1 import turns_pb2
+
+ERASED = "Erased"
+NO_CONSENT = "NoConsent"
+MAX_TURNS = 10_000
+"""Turns of one rollout; with more it is masked."""
+_MAX_EARLY = 100_000
+"""Rollouts of which events, and no turn, are kept: clients name them as they like."""
+
+
+class Erasure(NamedTuple):
+    """Newest erasure of a user."""
+
+    sequence: int
+    received_ms: int
+
+
+@dataclass(slots=True)
+class WaitingRollouts:
+    """Served rollouts that are in no window, and what the ledger says about their users."""
+
+    secret: LedgerSecret
+    histories: dict[str, RolloutHistory] = field(default_factory=dict)
+    """By id of the rollout."""
+    consents: dict[UserId, str] = field(default_factory=dict)
+    """Version of the terms that users agree to now; users who do not are left out."""
+    erasures: dict[UserId, Erasure] = field(default_factory=dict)
+    settled: set[bytes] = field(default_factory=set)
+    """Ids of rollouts that are in a window, or excluded from one."""
+    _early: dict[str, list[RolloutEvent]] = field(default_factory=dict)
+    """Events about rollouts without a turn yet; the oldest rollouts first."""
+
+    def add_turns(self, key: str, segment: turns_pb2.TurnSegment) -> None:
+        """Add the turns of one object of the turn log."""
+        for position, record in enumerate(segment.turns):
+            self._add_turn(record, TurnPlace(key, position))
+
+    def apply(self, item: LedgerItem) -> None:
+        """Apply one record of the ledger."""
+        match item:
+            case EventItem():
+                self._add_event(item)
+            case ConsentItem(granted=True):
+                self.consents[item.user] = item.policy_version
+            case ConsentItem():
+                self.consents.pop(item.user, None)
+            case ErasureItem():
+                self.consents.pop(item.user, None)
+                self.erasures[item.user] = Erasure(item.sequence, item.received_ms)
+
+    def settle(self, manifest: WindowManifest) -> None:
+        """Forget the rollouts that a window has or excludes."""
+        names = [each.rollout for each in manifest.rollouts]
+        names += [each.rollout for each in manifest.exclusions]
+        for name in names:
+            self.settled.add(bytes.fromhex(name))
+            self.histories.pop(name, None)
+            self._early.pop(name, None)
+
+    def find_mask(self, history: RolloutHistory) -> str:
+        """Reason why a rollout is not trained, as far as its user and its records say; or empty."""
+        erasure = self.erasures.get(history.user)
+        if erasure is not None and history.started_ms <= erasure.received_ms:
+            return ERASED
+        if history.user not in self.consents:
+            return NO_CONSENT
+        if len(history.turns) > MAX_TURNS:
+            return "TooManyTurns"
+        if not history.main_turns:
+            return "OnlySideTurns"
+        if history.policy is None:
+            return "MixedVersions"
+        return history.mask
+
+    def _add_turn(self, record: turns_pb2.TurnRecord, place: TurnPlace) -> None:
+        name = record.rollout_id
+        if not _is_rollout(name) or bytes.fromhex(name) in self.settled:
+            return
+        history = self.histories.get(name)
+        if history is None:
+            user = self.secret.user_id(record.tenant, record.user)
+            history = self.histories[name] = RolloutHistory(name, user)
+            for event in self._early.pop(name, ()):
+                history.add_event(event)
+        if len(history.turns) <= MAX_TURNS:
+            history.turns.append(read_turn(record, place))
+
+    def _add_event(self, item: EventItem) -> None:
+        history = self.histories.get(item.rollout)
+        if history is not None:
+            history.add_event(item.event)
+        elif bytes.fromhex(item.rollout) not in self.settled:
+            events = self._early.setdefault(item.rollout, [])
+            if len(events) < MAX_EVENTS:
+                events.append(item.event)
+            if len(self._early) > _MAX_EARLY:
+                del self._early[next(iter(self._early))]
+
+
+def _is_rollout(name: str) -> bool:
+    return len(name) == 32 and set(name) <= set("0123456789abcdef")

@@ -1,0 +1,103 @@
+"""Windows from turns and events: every served rollout is trained once, waits, or has a reason."""
+
+import asyncio
+from typing import Any
+
+from blake3 import blake3
+from tests.support.feedback import events as examples
+from tests.support.feedback.lives import NOW_MS, SECRET, SERVER, Stores, living
+from tests.support.feedback.turns import serve_version, turn, write_turns
+
+from etude.common.feedback import windows
+from etude.common.turn_log import identify_rollout
+from etude.feedback.ingest.intake import EventIntake
+from etude.feedback.windows.builder import WindowBuilder
+from etude.feedback.windows.settings import WindowRules
+
+HORIZON_S = 100.0
+RULES = WindowRules(num_rollouts=4, min_rollouts=2, max_age_s=1_000, horizon_s=HORIZON_S)
+SETTLED_MS = NOW_MS + 200_000
+USERS = ("a", "b", "c", "d")
+
+
+async def send(intake: EventIntake, kind: str, user: str, **fields: Any) -> int:
+    """Send one event; returns its status."""
+    name = f"{kind}-{user}-{fields}"
+    (answer,) = await intake.take(
+        [examples.encoded(kind, id=blake3(name.encode()).hexdigest()[:8], user=user, **fields)],
+        SERVER,
+    )
+    return answer.status
+
+
+def build(intake: EventIntake, *, now_ms: int = SETTLED_MS) -> WindowBuilder:
+    return WindowBuilder(intake.ledger, RULES, clock_ms=lambda: now_ms)
+
+
+async def run(builder: WindowBuilder) -> None:
+    await asyncio.to_thread(builder.run_pass)
+
+
+async def test_turns_and_events_become_a_window() -> None:
+    stores = Stores()
+    serve_version(stores.ledger)
+    async with living(stores) as intake:
+        for user in USERS:
+            await send(intake, "edit_applied", user)
+            alive = 2 if user in {"a", "b"} else 0
+            await send(intake, "edit_observed", user, ageS=100.5, numAliveLines=alive)
+        await send(intake, "followup", "d", text="no, undo that")
+        write_turns(stores.ledger, [turn(user, started_ms=NOW_MS) for user in USERS])
+        await run(build(intake))
+        await run(build(intake))
+    assert list(windows.list_windows(stores.ledger)) == [1]
+    manifest = windows.read_window(stores.ledger, 1)
+    assert (manifest.run_uid, manifest.epoch, manifest.version) == ("run-1", 1, 1)
+    assert manifest.exclusions == ()
+    advantages = {}
+    for each in manifest.rollouts:
+        key = windows.rollout_key(each.tenant, each.user, each.rollout)
+        rollout = windows.decode_rollout(stores.ledger.get(key), digest=each.digest, where=key)
+        assert rollout.rollout_id == each.rollout
+        assert list(rollout.links[0].token_ids) == [1, 2, 3, 4, 5]
+        assert rollout.links[0].loss_mask == b"\0\0\0\1\1"
+        advantages[each.user] = each.advantage
+    by_name = {user: advantages[SECRET.user_id("acme", user).digest] for user in USERS}
+    assert by_name["a"] == by_name["b"] > 0 > by_name["c"] > by_name["d"]
+
+
+async def test_a_rollout_waits_for_its_horizon_and_an_old_window_closes_with_fewer() -> None:
+    stores = Stores()
+    serve_version(stores.ledger)
+    async with living(stores) as intake:
+        for user in ("a", "b"):
+            await send(intake, "shown", user)
+        write_turns(stores.ledger, [turn(user, started_ms=NOW_MS) for user in ("a", "b")])
+        await run(build(intake, now_ms=NOW_MS + 124_000))
+        await run(build(intake, now_ms=NOW_MS + 1_124_000))
+        assert not [*windows.list_windows(stores.ledger)]
+        await run(build(intake, now_ms=NOW_MS + 1_125_000))
+    assert len(windows.read_window(stores.ledger, 1).rollouts) == 2
+
+
+async def test_users_who_do_not_agree_now_are_left_out_with_the_reason() -> None:
+    stores = Stores()
+    serve_version(stores.ledger)
+    users = (*USERS, "erased", "revoked", "unknown")
+    async with living(stores) as intake:
+        for user in users[:-1]:
+            await send(intake, "shown", user)
+        write_turns(stores.ledger, [turn(user, started_ms=NOW_MS - 5) for user in users])
+        erased = SECRET.user_id("acme", "erased")
+        await intake.ledger.erase_user(erased, now_ms=NOW_MS)
+        later = "2026-11-01T09:00:00Z"
+        assert await send(intake, "shown", "revoked", granted=False, decided=later) == 403
+        await run(build(intake))
+    manifest = windows.read_window(stores.ledger, 1)
+    names = {identify_rollout("acme", user, "r-1"): user for user in users}
+    assert {names[each.rollout] for each in manifest.rollouts} == set(USERS)
+    assert {names[each.rollout]: each.reason for each in manifest.exclusions} == {
+        "erased": "Erased",
+        "revoked": "NoConsent",
+        "unknown": "NoConsent",
+    }
