@@ -24,7 +24,8 @@ CANARY = "canary"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _DIGITS = re.compile(r"[0-9]{12}")
 
-Sentence = Annotated[str, Field(max_length=1_024)]
+MAX_SENTENCE = 1_024
+Sentence = Annotated[str, Field(max_length=MAX_SENTENCE)]
 
 
 class ServedVersion(BaseModel):

@@ -169,7 +169,7 @@ def decide_canary(plan: CanaryPlan, data: CanaryData) -> CanaryVerdict:
             sentence = f"paused for a person: {reading.sentence()}"
             return _verdict(CanaryAction.PAUSE, sentence, data, readings)
     for metric in (plan.primary, *plan.guardrails):
-        num_users = _users_per_arm(metric, data)
+        num_users = users_per_arm(metric, data)
         if num_users < plan.min_users:
             sentence = f"{metric.name} has {num_users:,} of the {plan.min_users:,} users an arm"
             sentence = f"not enough data: {sentence} below which nothing is decided"
@@ -214,7 +214,7 @@ def _read_sequences(
     """Metrics that may be looked at for ever, of those with enough users."""
     readings = []
     for metric in metrics:
-        if _users_per_arm(metric, data) >= plan.min_users:
+        if users_per_arm(metric, data) >= plan.min_users:
             control, treatment = data.moments[metric.name]
             difference = compare_arms(control, treatment)
             alpha = 2 * plan.guardrail_alpha
@@ -229,7 +229,7 @@ def _read_sequences(
     return readings
 
 
-def _users_per_arm(metric: CanaryMetric, data: CanaryData) -> int:
+def users_per_arm(metric: CanaryMetric, data: CanaryData) -> int:
     """Users of the smaller arm; 0 while an arm has no event."""
     arms = data.moments.get(metric.name, ())
     if not arms or any(arm.sums[1] <= 0 for arm in arms):

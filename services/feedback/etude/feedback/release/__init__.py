@@ -1,0 +1,1 @@
+"""Release: decisions about the versions that users are served."""

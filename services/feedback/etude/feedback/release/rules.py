@@ -1,0 +1,135 @@
+"""Rules of a route's releases: gate, canary, metrics and policy, as its owner sets them."""
+
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from etude.common.api.meta import Model
+from etude.common.evaluation.gate import MarginRule
+from etude.common.experiments.assignment import MAX_SHARE
+from etude.feedback.experiments.verdict import POINTS, CanaryMetric, CanaryPlan
+
+DEFAULT_STEPS = (100, 500, 1_000, 2_500, 5_000)
+"""1, 5, 10, 25 and 50 % of all users."""
+Label = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z][A-Za-z0-9 _-]*$")]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[int, Field(ge=1, le=MAX_SHARE)]
+Seconds = Annotated[int, Field(ge=0, le=30 * 86_400)]
+
+
+class ReleasePolicy(StrEnum):
+    """Decisions that need no person."""
+
+    AUTOMATIC = "Automatic"
+    """All of them."""
+    MANUAL = "Manual"
+    """All but promotion."""
+    FROZEN = "Frozen"
+    """Roll-back alone."""
+
+
+class GateMargin(Model):
+    """Largest loss in one metric of the evaluation."""
+
+    metric: Label
+    margin: Positive
+    is_share: bool = True
+    """True for values from 0 to 1."""
+    less_is_better: bool = False
+
+    def to_rule(self) -> MarginRule:
+        return MarginRule(**self.model_dump())
+
+
+class GateRules(Model):
+    """Rules of the evaluation gate."""
+
+    margins: Annotated[tuple[GateMargin, ...], Field(min_length=1, max_length=64)] = (
+        GateMargin(metric="success", margin=0.02),
+    )
+    min_tasks: Annotated[int, Field(ge=1, le=1_000_000)] = 100
+    """Tasks of both versions, below which nothing is decided."""
+
+
+class UserMetric(Model):
+    """One metric of users: a signal, summed over the rollouts of each user."""
+
+    name: Label
+    """As sentences have it."""
+    signal: Label
+    relevant: Positive
+    """Smallest absolute difference that matters."""
+    is_higher_better: bool = True
+    unit: Annotated[str, Field(min_length=1, max_length=16)] = POINTS
+    """Of differences; for points a share is multiplied by 100."""
+    horizon_seconds: Seconds = 0
+    """Age below which a rollout does not count: its good outcomes may be later than its bad."""
+
+    def to_metric(self) -> CanaryMetric:
+        return CanaryMetric(
+            name=self.name,
+            relevant=self.relevant,
+            is_higher_better=self.is_higher_better,
+            unit=self.unit,
+        )
+
+
+class CanaryRules(Model):
+    """Rules of the comparison with users."""
+
+    steps: Annotated[tuple[Share, ...], Field(min_length=1, max_length=16)] = DEFAULT_STEPS
+    """Shares of users with the candidate, in 10,000ths of all; as many are the control."""
+    step_seconds: Seconds = 900
+    """Shortest time of a step."""
+    max_seconds: Seconds = 7 * 86_400
+    """Longest time of a canary: then its last look decides."""
+    users_per_arm: Annotated[int, Field(ge=2, le=100_000_000)] = 20_000
+    """Planned users of each arm whose outcome is known."""
+    min_users: Annotated[int, Field(ge=2, le=1_000_000)] = 200
+    """Of each arm, below which a metric decides nothing and a step does not end."""
+    primary: UserMetric
+    """Promotes the candidate if it is better."""
+    guardrails: Annotated[tuple[UserMetric, ...], Field(max_length=16)] = ()
+    """Roll back if they are worse."""
+    signals: Annotated[tuple[UserMetric, ...], Field(max_length=16)] = ()
+    """Ask a person if they are worse."""
+
+    @property
+    def metrics(self) -> tuple[UserMetric, ...]:
+        return (self.primary, *self.guardrails, *self.signals)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Refuse steps that do not rise, metrics with one name, and too few users.
+
+        Raises:
+            ValueError: naming the field.
+        """
+        if list(self.steps) != sorted(set(self.steps)):
+            raise ValueError("steps: each must be above the one before")
+        names = [metric.name for metric in self.metrics]
+        if len(set(names)) < len(names):
+            raise ValueError("primary, guardrails, signals: two metrics have one name")
+        if self.min_users > self.users_per_arm:
+            raise ValueError("minUsers: is above usersPerArm")
+        return self
+
+    def to_plan(self) -> CanaryPlan:
+        return CanaryPlan(
+            primary=self.primary.to_metric(),
+            guardrails=tuple(each.to_metric() for each in self.guardrails),
+            signals=tuple(each.to_metric() for each in self.signals),
+            users_per_arm=self.users_per_arm,
+            min_users=self.min_users,
+        )
+
+
+class ReleaseRules(Model):
+    """All rules of a route."""
+
+    policy: ReleasePolicy = ReleasePolicy.AUTOMATIC
+    interval_seconds: Annotated[int, Field(ge=1, le=3_600)] = 60
+    """Between two looks at a canary."""
+    gate: GateRules = GateRules()
+    canary: CanaryRules
