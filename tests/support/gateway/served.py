@@ -17,7 +17,13 @@ from etude.common.rpc.server import Server
 from etude.common.turn_log import read_turns
 from etude.gateway.settings import Route, Settings
 from etude.gateway.wiring import Parts, assemble
-from etude.v1 import inference_pb2, inference_pb2_grpc, turns_pb2, weights_pb2
+from etude.v1 import (
+    inference_pb2,
+    inference_pb2_grpc,
+    turns_pb2,
+    weights_pb2,
+    weights_pb2_grpc,
+)
 
 MODEL = "tiny"
 OPENING = "<|assistant|>"
@@ -111,6 +117,24 @@ class PlayedEngine(inference_pb2_grpc.InferenceServiceServicer):
 
 
 @dataclass(slots=True)
+class PlayedWeights(weights_pb2_grpc.WeightServiceServicer):
+    """Reports the version of an engine."""
+
+    engine: PlayedEngine
+
+    @override
+    async def GetWeightStatus(
+        self,
+        request: weights_pb2.GetWeightStatusRequest,
+        context: grpc.aio.ServicerContext[
+            weights_pb2.GetWeightStatusRequest, weights_pb2.GetWeightStatusResponse
+        ],
+    ) -> weights_pb2.GetWeightStatusResponse:
+        live = weights_pb2.PolicyVersion(epoch=1, number=self.engine.number)
+        return weights_pb2.GetWeightStatusResponse(status=weights_pb2.WeightStatus(live=live))
+
+
+@dataclass(slots=True)
 class ServedGateway:
     """A gateway that listens."""
 
@@ -189,17 +213,22 @@ async def serve_route(
         await connection.close()
 
 
+async def start_engine(engine: PlayedEngine) -> Server:
+    """Let an engine listen on a free port."""
+    server = Server([])
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(engine, server.grpc_server)
+    weights = PlayedWeights(engine)  # type: ignore[abstract]  # nothing else is asked for
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(weights, server.grpc_server)
+    await server.start()
+    return server
+
+
 @contextlib.asynccontextmanager
 async def serve_gateway(
     folder: Path, engines: Sequence[PlayedEngine], route: Mapping[str, object]
 ) -> AsyncIterator[ServedGateway]:
     """Serve the engines' policy; the first engine's chat format is the gateway's."""
-    servers = []
-    for engine in engines:
-        server = Server([])
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(engine, server.grpc_server)
-        await server.start()
-        servers.append(server)
+    servers = [await start_engine(engine) for engine in engines]
     targets = [f"127.0.0.1:{server.port}" for server in servers]
     async with serve_route(folder, engines[0].chat, targets, route) as served:
         served.engines, served.servers = [*engines], servers

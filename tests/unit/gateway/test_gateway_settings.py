@@ -33,6 +33,14 @@ def test_a_wrong_setting_is_named(wrong: str) -> None:
         ("experiment", {"experiment": {"name": "a", "salt": "s", "share": 5001}}),
         # It would compare the stable channel with itself.
         ("experiment.share", {"experiment": {"name": "a", "salt": "s", "share": 1}}),
+        # Two places would decide.
+        (
+            "experiment",
+            {
+                "experiment": {"name": "a", "salt": "s", "share": 0},
+                "channels": {"uri": "file:///run"},
+            },
+        ),
         # Records are in the clear: that has to be said.
         ("recordUnencrypted", {"storage": {"uri": "file:///records"}}),
     ],

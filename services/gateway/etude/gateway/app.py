@@ -5,7 +5,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,8 +17,9 @@ from etude.common.api_keys import (
     require_scope,
 )
 from etude.common.errors import ForbiddenError, FullError, InvalidFieldError, UnavailableError
+from etude.common.release.channels import ChannelExperiment
 from etude.gateway import metrics
-from etude.gateway.arms import RouteExperiment, choose_arm
+from etude.gateway.arms import choose_arm
 from etude.gateway.http_exchange import (
     DisconnectedError,
     Headers,
@@ -85,7 +86,8 @@ class GatewayApp:
     keys: ApiKeyFile
     model: str
     """Name of the served model."""
-    experiment: RouteExperiment | None
+    find_experiment: Callable[[], ChannelExperiment | None]
+    """Asked for each request: which users are assigned to arms now."""
     max_body_bytes: int
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
@@ -169,7 +171,7 @@ class _ServedRequest:
 
     async def _serve(self, caller: KeyOwner, request: TurnRequest) -> None:
         app = self.app
-        arm = choose_arm(app.experiment, caller.tenant, caller.user)
+        arm = choose_arm(app.find_experiment(), caller.tenant, caller.user)
         self.arm = arm.arm
         if request.stream:
             self.stream = self.wire.open_stream(app.model, request)

@@ -1,14 +1,9 @@
 """Arms of users: the channel whose engines serve each user of a route."""
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from pydantic import Field
-
-from etude.common.api.meta import Model, Name
-from etude.common.experiments.assignment import MAX_SHARE, Arm, assign_arm
-
-STABLE = "stable"
-CANARY = "canary"
+from etude.common.experiments.assignment import Arm, assign_arm
+from etude.common.release.channels import CANARY, STABLE, ChannelExperiment
 
 
 class ArmChoice(NamedTuple):
@@ -21,18 +16,7 @@ class ArmChoice(NamedTuple):
     experiment: str = ""
 
 
-class RouteExperiment(Model):
-    """Comparison of the canary channel with the stable one."""
-
-    name: Name
-    """Of the experiment."""
-    salt: Annotated[str, Field(min_length=1, max_length=64)]
-    """Makes the arms of experiments independent."""
-    share: Annotated[int, Field(ge=0, le=MAX_SHARE)]
-    """Users with the canary, in 10,000ths of all; as many are the control."""
-
-
-def choose_arm(experiment: RouteExperiment | None, tenant: str, user: str) -> ArmChoice:
+def choose_arm(experiment: ChannelExperiment | None, tenant: str, user: str) -> ArmChoice:
     """Choose the arm of an authenticated user."""
     if experiment is None:
         return ArmChoice(STABLE, STABLE)

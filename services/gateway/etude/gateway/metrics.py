@@ -45,3 +45,11 @@ WAITING_RECORD_BYTES = Gauge(
     "etude_gateway_waiting_record_bytes",
     "Records of turns that are not durable yet.",
 )
+CANARY_RECORD = Gauge(
+    "etude_gateway_canary_record",
+    "Number of the newest record of the canary channel.",
+)
+CANARY_SHARE = Gauge(
+    "etude_gateway_canary_share",
+    "Users who are served by the canary channel, in 10,000ths of all.",
+)

@@ -41,6 +41,7 @@ async def serve(route: Route, settings: Settings) -> None:
             async with asyncio.TaskGroup() as group:
                 http = group.create_task(server.serve(sockets=[listener]), name="http")
                 writing = group.create_task(_write_turns(parts), name="turn-log")
+                watching = group.create_task(_watch_canary(parts), name="canary-channel")
                 host, port = listener.getsockname()[:2]
                 log.info("serving %s on %s port %d", route.model, host, port)
                 probes.ready = True
@@ -49,6 +50,7 @@ async def serve(route: Route, settings: Settings) -> None:
                 server.should_exit = True
                 await http
                 await _finish_turns(parts, writing)
+                watching.cancel()
             for connection in parts.connections:
                 await connection.close()
             await probes.stop()
@@ -57,6 +59,11 @@ async def serve(route: Route, settings: Settings) -> None:
 async def _write_turns(parts: Parts) -> None:
     if parts.log is not None:
         await parts.log.run()
+
+
+async def _watch_canary(parts: Parts) -> None:
+    if parts.canary is not None:
+        await parts.canary.run()
 
 
 async def _finish_turns(parts: Parts, writing: "asyncio.Task[None]") -> None:

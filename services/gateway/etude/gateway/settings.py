@@ -12,8 +12,8 @@ from pydantic import Field, ValidationError, model_validator
 from etude.common.api.meta import Model, Uri
 from etude.common.api.storage import Storage, StoreAccess
 from etude.common.errors import Problem, UserError
+from etude.common.release.channels import ChannelExperiment
 from etude.common.settings_fields import parse_count, parse_path, parse_port
-from etude.gateway.arms import RouteExperiment
 
 Targets = Annotated[tuple[str, ...], Field(min_length=1, max_length=1024)]
 
@@ -31,8 +31,10 @@ class Route(Model):
     """Engines of the stable channel, each host:port."""
     canary: tuple[str, ...] = ()
     """Engines of the canary channel."""
-    experiment: RouteExperiment | None = None
+    experiment: ChannelExperiment | None = None
     """Comparison of the two channels."""
+    channels: Storage | None = None
+    """Store of the run with the records of its channels; they decide the comparison."""
     storage: Storage | None = None
     """Store of the turns of users who consent; nothing is recorded without it."""
     record_unencrypted: bool = False
@@ -55,11 +57,13 @@ class Route(Model):
 
     @model_validator(mode="after")
     def _check_experiment(self) -> Self:
-        """Refuse a comparison of the stable channel with itself.
+        """Refuse a comparison of the stable channel with itself, and a second one.
 
         Raises:
-            ValueError: users would have a canary that has no engines.
+            ValueError: users would have a canary that has no engines, or two comparisons.
         """
+        if self.experiment is not None and self.channels is not None:
+            raise ValueError("experiment: the records of `channels` decide it; leave one out")
         if self.experiment is not None and self.experiment.share > 0 and not self.canary:
             raise ValueError("experiment.share: is above 0, and canary names no engines")
         return self

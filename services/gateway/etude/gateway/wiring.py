@@ -1,6 +1,6 @@
 """Assembly of the gateway's parts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,18 +9,19 @@ import grpc
 from etude.agent.chat import ChatFormat
 from etude.agent.chat.trial import check_chat_format
 from etude.common.api_keys import ApiKeyFile
+from etude.common.release.channels import CANARY, STABLE
 from etude.common.rpc import channels
 from etude.common.stores import WEIGHT_SUFFIXES, local_folder, open_run_store
 from etude.common.turn_log import TurnLog
 from etude.gateway.app import GatewayApp
-from etude.gateway.arms import CANARY, STABLE
+from etude.gateway.canary import CanaryWatch
 from etude.gateway.recording import TurnRecorder
 from etude.gateway.sessions import Sessions
 from etude.gateway.settings import Route, Settings
 from etude.gateway.tool_forms import ToolForms
 from etude.gateway.turns import TurnService
 from etude.gateway.upstream import EngineFleet
-from etude.v1 import inference_pb2_grpc
+from etude.v1 import inference_pb2_grpc, weights_pb2_grpc
 
 DEFAULT_LIMIT = 600
 """Requests a minute of a key without a limit of its own."""
@@ -32,6 +33,8 @@ class Parts:
 
     app: GatewayApp
     log: TurnLog | None
+    canary: CanaryWatch | None
+    """None: the route decides which users have the canary."""
     connections: Sequence[grpc.aio.Channel]
 
 
@@ -68,6 +71,7 @@ def assemble(route: Route, settings: Settings, chat: ChatFormat) -> Parts:
             TurnLog(store, settings.max_waiting_mib << 20), chat.template.source
         )
         recorder.log.note_durable = recorder.note_durable
+    canary = _watch_canary(route, connections)
     service = TurnService(
         chat, ToolForms(chat), Sessions(settings.max_session_tokens), recorder, fleets
     )
@@ -77,7 +81,14 @@ def assemble(route: Route, settings: Settings, chat: ChatFormat) -> Parts:
             settings.keys_file, num_processes=settings.processes, default_limit=DEFAULT_LIMIT
         ),
         model=route.model,
-        experiment=route.experiment,
+        find_experiment=lambda: route.experiment if canary is None else canary.experiment,
         max_body_bytes=settings.max_body_mib << 20,
     )
-    return Parts(app, recorder.log if recorder else None, [*connections.values()])
+    return Parts(app, recorder.log if recorder else None, canary, [*connections.values()])
+
+
+def _watch_canary(route: Route, connections: Mapping[str, grpc.aio.Channel]) -> CanaryWatch | None:
+    if route.channels is None:
+        return None
+    engines = [weights_pb2_grpc.WeightServiceStub(connections[target]) for target in route.canary]
+    return CanaryWatch(open_run_store(route.channels.uri, route.channels), engines)
