@@ -1,16 +1,19 @@
 """Channels: the newest record counts, and of two writers of a number one wins."""
 
 import pytest
+from tests.support.release.channel_records import ChannelWriter
 
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, InvalidFieldError
 from etude.common.release.channels import (
+    CANARY,
     STABLE,
     ChannelRecord,
     ServedVersion,
     append_record,
     channel_key,
     newest_record,
+    retained_versions,
 )
 
 
@@ -55,6 +58,23 @@ def test_a_record_under_another_number_is_refused() -> None:
     store.put(channel_key(STABLE, 2), store.get(channel_key(STABLE, 1)))
     with pytest.raises(CorruptError, match="holds record 1"):
         newest_record(store, STABLE)
+
+
+def test_the_served_version_and_the_other_one_before_stay_readable() -> None:
+    store = MemoryStore()
+    stable, canary = ChannelWriter(store, STABLE), ChannelWriter(store, CANARY)
+    for number in (3, 5, 5):
+        stable.serve(number)
+    for version in (4, 7, 7, None, None):
+        canary.serve(version)
+    ChannelWriter(store, "other", run_uid="uid-other").serve(9)
+    assert {version.number for version in retained_versions(store, "uid-run")} == {3, 5, 4, 7}
+    store.put(channel_key(STABLE, 4), b"{}")
+    store.put("channels/NO/000000000001.json", b"{}")
+    assert {version.number for version in retained_versions(store, "uid-run")} == {3, 5, 4, 7}
+    stable.number = 4
+    stable.serve(8)
+    assert {version.number for version in retained_versions(store, "uid-run")} == {5, 8, 4, 7}
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "Stable", "x" * 64])

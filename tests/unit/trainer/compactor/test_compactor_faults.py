@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.release.channel_records import ChannelWriter
 from tests.support.stores.store_faults import Fault, FaultyStore, Schedule
 from typing_extensions import Buffer, override
 
@@ -308,6 +309,33 @@ def test_greed_takes_nothing_that_a_checkpoint_needs(
     store.delete([info.key for info in store.list(CheckpointId(0, 5).prefix)])
     assert compactor.run_round().collected > 0
     assert not weights.is_reachable(store, VersionId(1, 5))
+
+
+def test_greed_takes_nothing_that_a_channel_serves_or_goes_back_to(
+    trained: Any, keep: MakeCompactor, tmp_path: Path
+) -> None:
+    store = trained.store
+    for number in range(1, 6):
+        trained.publish(number)
+    channel = ChannelWriter(store, "stable", run_uid="run")
+    channel.serve(5)
+    compactor = keep(store, every=3, retainVersions=2, retainKeyframes=1)
+    for number in range(6, 24):
+        trained.publish(number)
+        assert compactor.run_round().failures == ()
+        if number == 13:
+            channel.serve(13)
+    chain = {version.number for version in weights.accepted_chain(store)}
+    assert {5, 13, 23} <= chain
+    assert chain.isdisjoint({8, 9, 10, 16, 17, 18})
+    fresh = Mirror(store, tmp_path / "fresh")
+    for number in (13, 5, 23):
+        fresh.move_to(VersionId(1, number))
+        assert trained.is_in(fresh)
+    channel.serve(22)
+    assert compactor.run_round().collected > 0
+    assert not weights.is_reachable(store, VersionId(1, 5))
+    fresh.move_to(VersionId(1, 13))
 
 
 def _checkpoint(*, step: int, version: int) -> CheckpointManifest:

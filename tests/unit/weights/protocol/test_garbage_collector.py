@@ -14,11 +14,14 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
+from tests.support.release.channel_records import ChannelWriter
 from typing_extensions import override
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore
+from etude.common.release.channels import retained_versions
 from etude.common.weights import GarbageCollector, Retention, VersionId
+from etude.common.weights.protocol.chain_view import take_lineage_view
 
 play = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("machine_world.py"))))
 READERS = ("r0", "r1", "r2")
@@ -33,6 +36,7 @@ class Collecting(RuleBasedStateMachine):
         names = ("a", "keeper", *READERS)
         self.actors: dict[str, Any] = {name: play.Actor(self.world, name) for name in names}
         self.collector: GarbageCollector | None = None
+        self.channel = ChannelWriter(self.world.raw, "stable", run_uid="r")
         self.open(back=1)
         self.publish(count=2, saves=True)
 
@@ -99,6 +103,17 @@ class Collecting(RuleBasedStateMachine):
             self.collect(versions=1, keyframes=1, retained=1)
             self.open(back=1)
 
+    @rule(back=st.integers(0, 6), nothing=st.booleans())
+    def serve(self, back: int, *, nothing: bool) -> None:
+        """A channel serves a version that engines can get to, or nothing."""
+        raw = self.world.raw
+        chain = weights.accepted_chain(raw)
+        version = chain[-1 - back % len(chain)]
+        if nothing:
+            self.channel.serve(None)
+        elif weights.is_reachable(raw, version):
+            self.channel.serve(version.number, epoch=version.epoch)
+
     @rule(
         versions=st.integers(1, 2),
         keyframes=st.integers(1, 2),
@@ -114,11 +129,13 @@ class Collecting(RuleBasedStateMachine):
             store=world.raw,
             epoch=world.opened,
             resumable=lambda: roots,
+            served=lambda: retained_versions(world.raw, "r"),
             retention=Retention(versions=versions, keyframes=keyframes),
         ).collect()
         world.check()
         self.check_readers()
         self.check_resumes(roots)
+        self.check_channel()
 
     def check_readers(self) -> None:
         """Whoever holds a lease gets to the newest version from what it has."""
@@ -130,6 +147,13 @@ class Collecting(RuleBasedStateMachine):
             if newest is None or lease is None or lease.live is None:
                 continue
             assert weights.plan_path(raw, lease.live, newest) is not None
+
+    def check_channel(self) -> None:
+        """Engines without weights get to what the channel serves, and may go back to."""
+        raw = self.world.raw
+        for version in retained_versions(raw, "r") - weights.list_quarantined(raw):
+            view = take_lineage_view(raw, version)
+            assert weights.plan_path(raw, None, version, view=view)
 
     def check_resumes(self, roots: list[VersionId]) -> None:
         """Every retained checkpoint can be resumed from, and engines get to its version."""

@@ -14,6 +14,7 @@ from etude.common.blobs import MemoryStore, ObjectInfo
 from etude.common.errors import FencedError, StoreError
 from etude.common.weights import GarbageCollector, ReaderLease, Retention, VersionId
 from etude.common.weights.protocol import versions
+from etude.common.weights.protocol.chain_view import take_lineage_view
 from etude.common.weights.protocol.garbage_collector import MAX_IDLE_ROUNDS, take_inventory
 from etude.common.weights.protocol.retention import (
     ORPHAN_S,
@@ -32,6 +33,7 @@ def collector(
     *,
     epoch: int = 1,
     resumable: Collection[VersionId] = (),
+    served: Collection[VersionId] = (),
     versions: int = 1,
     keyframes: int = 1,
 ) -> GarbageCollector:
@@ -39,6 +41,7 @@ def collector(
         store=store,
         epoch=epoch,
         resumable=lambda: resumable,
+        served=lambda: served,
         retention=Retention(versions=versions, keyframes=keyframes),
     )
 
@@ -135,6 +138,22 @@ def test_an_abandoned_version_that_a_checkpoint_names_stays_reachable(
     line.open(V[4], "rollback")
     assert weights.accepted_chain(store) == V[:5]
     assert line.applied(None, weights.plan_path(store, None, V[4])) == line.models[V[4]]
+
+
+def test_of_a_served_version_only_what_leads_to_it_stays(line: Any, store: MemoryStore) -> None:
+    line.open()
+    line.many(12)
+    for number in (1, 4, 10):
+        line.keyframe(V[number])
+    ours = collector(store, served=[V[5]])
+    ours.collect()
+    assert weights.accepted_chain(store) == [*V[4:6], *V[10:12]]
+    assert line.applied(None, weights.plan_path(store, None, V[5])) == line.models[V[5]]
+    live = line.manifests[V[5]].ref
+    assert line.applied(live, weights.plan_path(store, live, V[11])) == line.models[V[11]]
+    ours.served = frozenset
+    ours.collect()
+    assert weights.accepted_chain(store) == V[10:12]
 
 
 def test_dead_versions_go_with_everything_of_theirs(line: Any, store: MemoryStore) -> None:
@@ -378,11 +397,12 @@ def test_whoever_the_roots_are_nobody_among_them_loses_its_way(data: st.DataObje
         line.open(parent, "rollback")
         line.publish(VersionId(2, count), (9, 9, 9), base=parent)
     leased, resumable = frozenset(data.draw(picks)), frozenset(data.draw(picks))
+    served = frozenset(data.draw(picks))
     chain = weights.accepted_chain(line.store)
     store = line.store
     epoch = 2 if chain[-1].epoch == 2 else 1
-    inventory = take_inventory(store, epoch, resumable)
-    roots = Roots(leased=leased, resumable=resumable)
+    roots = Roots(leased=leased, resumable=resumable, served=served)
+    inventory = take_inventory(store, epoch, roots)
     stays = plan_retention(inventory, roots, Retention(versions=1, keyframes=1))
     keys = deletable_keys(inventory, stays)
     assert len(keys) == len(set(keys))
@@ -393,6 +413,10 @@ def test_whoever_the_roots_are_nobody_among_them_loses_its_way(data: st.DataObje
         assert line.applied(line.manifests[version].ref, edges) == line.models[chain[-1]]
     for version in {chain[-1], *resumable & set(chain)}:
         assert line.applied(None, weights.plan_path(store, None, version)) == line.models[version]
+    for version in served:
+        view = take_lineage_view(store, version)
+        edges = weights.plan_path(store, None, version, view=view)
+        assert line.applied(None, edges) == line.models[version]
     for version in sorted(resumable - set(chain))[:1]:
         line.open(version, "rollback")
         assert weights.read_epoch(store, epoch + 1).parent == version

@@ -7,11 +7,12 @@ goes on as it is. A roll-back is one more record.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from etude.common.blobs import Store
+from etude.common.blobs import MissingError, Store
 from etude.common.errors import CorruptError, InvalidFieldError
 from etude.common.experiments.assignment import MAX_SHARE
 from etude.common.weights import VersionId
@@ -125,6 +126,48 @@ def newest_record(store: Store, channel: str, *, known: int = 0) -> ChannelRecor
     if not newest:
         return None
     return read_record(store, channel, newest)
+
+
+def retained_versions(store: Store, run_uid: str) -> frozenset[VersionId]:
+    """Versions of a run that must stay readable: the last two that each channel named.
+
+    They are the served one, and the one that a roll-back returns to. Records that cannot be read
+    are passed over: no engine can follow them either.
+
+    Raises:
+        StoreError: the store did not answer.
+    """
+    numbers: dict[str, list[int]] = {}
+    for info in store.list(CHANNELS):
+        channel, _, name = info.key.removeprefix(CHANNELS).partition("/")
+        digits = name.removesuffix(".json")
+        if _NAME.fullmatch(channel) and _DIGITS.fullmatch(digits):
+            numbers.setdefault(channel, []).append(int(digits))
+    retained: frozenset[VersionId] = frozenset()
+    for channel, found in numbers.items():
+        retained |= _last_two(store, channel, sorted(found, reverse=True), run_uid)
+    return retained
+
+
+def _last_two(
+    store: Store, channel: str, numbers: Sequence[int], run_uid: str
+) -> frozenset[VersionId]:
+    versions: set[VersionId] = set()
+    for number in numbers:
+        try:
+            served = _read(store, channel, number).served
+        except (CorruptError, MissingError):
+            continue
+        if served is not None and served.run_uid == run_uid:
+            versions.add(served.version)
+        if len(versions) == 2:
+            break
+    return frozenset(versions)
+
+
+def _read(store: Store, channel: str, number: int) -> ChannelRecord:
+    key = channel_key(channel, number)
+    return _parse(channel, number, records.fetch(store, key), where=f"{store.url}/{key}")
 
 
 def _parse(channel: str, number: int, data: bytes, *, where: str) -> ChannelRecord:

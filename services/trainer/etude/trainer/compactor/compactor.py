@@ -23,6 +23,7 @@ from etude.common.api.storage import Storage
 from etude.common.blobs import MissingError, RangeReader, Store
 from etude.common.checkpoints import manifest
 from etude.common.errors import CorruptError, EtudeError, FencedError
+from etude.common.release.channels import retained_versions
 from etude.common.stores import open_run_store
 from etude.common.weights import GarbageCollector, Retention, is_fenced
 from etude.common.weights.coding.codecs.ids import Codec
@@ -153,6 +154,7 @@ class Compactor:
             store=store,
             epoch=config.epoch,
             resumable=self._resume_versions,
+            served=lambda: retained_versions(store, config.run),
             retention=Retention(
                 versions=advanced.retain_versions, keyframes=advanced.retain_keyframes
             ),

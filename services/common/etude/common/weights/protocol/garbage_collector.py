@@ -42,7 +42,9 @@ class GarbageCollector:
     store: Store
     epoch: int
     resumable: Callable[[], Collection[VersionId]]
-    """Versions of retained checkpoints, pins and canary arms, looked up each time."""
+    """Versions of retained checkpoints, looked up each time."""
+    served: Callable[[], Collection[VersionId]] = frozenset
+    """Versions that channels serve, or may go back to; looked up each time."""
     retention: Retention = field(default_factory=Retention)
     _idle_rounds: dict[str, tuple[str, int]] = field(default_factory=dict)
     """By replica: what its lease was, and for how many rounds."""
@@ -118,8 +120,9 @@ class GarbageCollector:
         roots = Roots(
             leased=frozenset(lease.needs for lease in leases if lease.needs is not None),
             resumable=frozenset(self.resumable()),
+            served=frozenset(self.served()),
         )
-        inventory = take_inventory(self.store, self.epoch, roots.resumable)
+        inventory = take_inventory(self.store, self.epoch, roots)
         stays = plan_retention(inventory, roots, self.retention)
         doomed = deletable_keys(inventory, stays)
         if all(lease.is_readable for lease in leases):
@@ -145,10 +148,10 @@ class _Observation(NamedTuple):
     needed: set[str]
 
 
-def take_inventory(store: Store, epoch: int, resumable: Collection[VersionId]) -> Inventory:
+def take_inventory(store: Store, epoch: int, roots: Roots) -> Inventory:
     """Inventory of the store of an open epoch."""
     chain = accepted_chain(store)
-    lines = [lineage(store, root) for root in set(resumable) - set(chain)]
+    lines = [lineage(store, root) for root in (roots.resumable - set(chain)) | roots.served]
     listing = take_listing(store)
     refused = list_quarantined(store)
     keyframes = {v for v, each in listing.keyframes.items() if _is_sound(store, v, each)}

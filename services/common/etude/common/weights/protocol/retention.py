@@ -19,7 +19,9 @@ class Roots:
     leased: frozenset[VersionId] = frozenset()
     """Readers have these, or begin with them."""
     resumable: frozenset[VersionId] = frozenset()
-    """Of retained checkpoints, pins and canary arms: replicas without weights must get there."""
+    """Of retained checkpoints: replicas without weights must get there, and on from there."""
+    served: frozenset[VersionId] = frozenset()
+    """Of channels: replicas without weights must get there, and the run has gone on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,8 @@ class Inventory:
     published: frozenset[VersionId]
     """With a manifest, accepted or not."""
     lineages: Sequence[Sequence[VersionId]]
-    """Of each resumable root that was abandoned: it and what is before it, oldest first."""
+    """Of each resumable root that was abandoned, and each served one: it and what is before it,
+    oldest first."""
     listing: Listing
     anchors: frozenset[VersionId]
     """Versions at which a replica without weights can begin: complete ones and sound keyframes."""
@@ -59,7 +62,10 @@ class RetentionPlan(NamedTuple):
 
 
 def plan_retention(inventory: Inventory, roots: Roots, retention: Retention) -> RetentionPlan:
-    """Decide what must stay: the chain from the oldest root on, and the anchor of each root."""
+    """Decide what must stay: the chain from the oldest root on, and the anchor of each root.
+
+    Of a served version only what leads to it stays, not the chain from it to the newest one.
+    """
     if not inventory.chain:
         return RetentionPlan(inventory.published, frozenset(inventory.listing.keyframes))
     versions = _kept_versions(inventory, roots, retention)
