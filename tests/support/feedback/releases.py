@@ -1,5 +1,6 @@
 """Releases for tests: rules, versions, answers of the gate, and figures of users."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,9 @@ from etude.common.evaluation.comparison import PairedDifference
 from etude.common.release.channels import ServedVersion
 from etude.feedback.experiments.user_moments import UserMoments
 from etude.feedback.experiments.verdict import CanaryData
-from etude.feedback.release.evidence import CanaryLook, GateEvidence
+from etude.feedback.release.evidence import CanaryLook, Evidence, GateEvidence
 from etude.feedback.release.rules import ReleaseRules
+from etude.feedback.release.state import ReleaseState
 
 RULES = ReleaseRules.model_validate(
     {
@@ -20,11 +22,11 @@ RULES = ReleaseRules.model_validate(
             "maxSeconds": 36_000,
             "usersPerArm": 2_000,
             "minUsers": 200,
-            "primary": {"name": "edit persistence", "signal": "persistence", "relevant": 0.02},
+            "primary": {"name": "edit persistence", "signal": "edit_persistence", "relevant": 0.02},
             "guardrails": [
                 {
                     "name": "error rate",
-                    "signal": "errors",
+                    "signal": "dissatisfied_followup",
                     "relevant": 0.01,
                     "isHigherBetter": False,
                 }
@@ -32,7 +34,7 @@ RULES = ReleaseRules.model_validate(
             "signals": [
                 {
                     "name": "complaints",
-                    "signal": "complaints",
+                    "signal": "dissatisfied_followup",
                     "relevant": 0.02,
                     "isHigherBetter": False,
                 }
@@ -79,7 +81,14 @@ def look(
         for name, values in shares.items()
     }
     counts = {"control_users": users, "treatment_users": users} | fields
-    return CanaryLook(data=CanaryData(moments=moments, **counts))
+    return CanaryLook(experiment="", data=CanaryData(moments=moments, **counts))
+
+
+def of_state(evidence: Evidence, state: ReleaseState) -> Evidence:
+    """The evidence, a look being one at the users of the state's canary."""
+    if isinstance(evidence, CanaryLook) and state.canary is not None:
+        return replace(evidence, experiment=state.canary.experiment)
+    return evidence
 
 
 def _share(rate: float, users: int) -> UserMoments:

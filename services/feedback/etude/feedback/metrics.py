@@ -41,3 +41,20 @@ WINDOW_ROLLOUTS = Counter(
     "Rollouts of closed windows: trained, or the reason why not.",
     ("result",),
 )
+DECISIONS = Counter(
+    "etude_feedback_release_decisions_total",
+    "Decisions about releases, by action.",
+    ("action",),
+)
+CANARY_SHARE = Gauge(
+    "etude_feedback_canary_share_ratio",
+    "Share of all users with the candidate; 0 while none is tested.",
+)
+RELEASE_WAITS = Gauge(
+    "etude_feedback_release_waits",
+    "1 while a person has to promote the candidate or roll it back.",
+)
+RELEASE_FROZEN = Gauge(
+    "etude_feedback_release_frozen",
+    "1 while only roll-backs are made.",
+)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from tests.support.feedback.releases import RULES, gate, look, version, with_policy
+from tests.support.feedback.releases import RULES, gate, look, of_state, version, with_policy
 
 from etude.feedback.release.decide import decide
 from etude.feedback.release.decision import ReleaseAction, ReleaseDecision
@@ -33,7 +33,9 @@ def run(evidence: Sequence[Evidence], rules: ReleaseRules = RULES) -> ReleaseDec
     """Decide about each in turn, a quarter of an hour apart, with 1.40 in use at first."""
     state, decisions = ReleaseState(stable=version(40), previous=version(39)), []
     for index, each in enumerate(evidence):
-        decisions.append(decide(state, each, rules, now_ms=HOUR_MS + index * HOUR_MS // 4))
+        decisions.append(
+            decide(state, of_state(each, state), rules, now_ms=HOUR_MS + index * HOUR_MS // 4)
+        )
         state = decisions[-1].state
     return decisions[-1]
 
@@ -224,9 +226,12 @@ def test_the_first_version_is_promoted_by_a_person() -> None:
 
 def test_a_step_lasts_its_time_however_many_users_come() -> None:
     start = decide(ReleaseState(stable=version(40)), PROPOSE, RULES, now_ms=0)
-    soon = decide(start.state, look(800), RULES, now_ms=599_999)
+    soon = decide(start.state, of_state(look(800), start.state), RULES, now_ms=599_999)
     assert soon.action is ReleaseAction.CONTINUE
-    assert decide(soon.state, look(900), RULES, now_ms=600_000).action is ReleaseAction.GROW
+    assert (
+        decide(soon.state, of_state(look(900), soon.state), RULES, now_ms=600_000).action
+        is ReleaseAction.GROW
+    )
 
 
 def test_each_look_is_remembered_for_the_next() -> None:
@@ -239,12 +244,25 @@ def test_a_canary_that_takes_too_long_has_a_last_look() -> None:
     start = decide(ReleaseState(stable=version(40)), PROPOSE, RULES, now_ms=0)
     # What is not enough at 40 % of the planned users is enough if no more will come.
     figures = look(800, kept=(0.6, 0.66))
-    assert decide(start.state, figures, RULES, now_ms=0).action is ReleaseAction.CONTINUE
+    assert (
+        decide(start.state, of_state(figures, start.state), RULES, now_ms=0).action
+        is ReleaseAction.CONTINUE
+    )
     end_ms = 1_000 * RULES.canary.max_seconds
-    assert decide(start.state, figures, RULES, now_ms=end_ms).action is ReleaseAction.PROMOTE
-    ended = decide(start.state, look(150), RULES, now_ms=end_ms)
+    assert (
+        decide(start.state, of_state(figures, start.state), RULES, now_ms=end_ms).action
+        is ReleaseAction.PROMOTE
+    )
+    ended = decide(start.state, of_state(look(150), start.state), RULES, now_ms=end_ms)
     assert ended.action is ReleaseAction.ROLL_BACK
     assert ended.sentence.startswith("rolled back: not enough data: edit persistence has 150")
+
+
+def test_a_look_at_users_of_an_earlier_canary_decides_nothing() -> None:
+    stop = RollbackRequest(caller="alice")
+    first, second = run([PROPOSE]), run([PROPOSE, stop, PROPOSE])
+    late = of_state(WORSE, first.state)
+    assert decide(second.state, late, RULES, now_ms=2 * HOUR_MS).state == second.state
 
 
 def test_findings_of_a_window_freeze_once() -> None:

@@ -14,7 +14,7 @@ from blake3 import blake3
 from pydantic import BaseModel, JsonValue
 
 from etude.common.evaluation.gate import GateVerdict, decide_gate
-from etude.common.release.channels import ServedVersion
+from etude.common.release.channels import ChannelRecord, ServedVersion
 from etude.feedback.release.decision import (
     DecisionCase,
     ReleaseAction,
@@ -51,12 +51,24 @@ def decide(
     """
     case = DecisionCase(state=state, rules=rules, now_ms=now_ms, evidence=_describe(evidence))
     if isinstance(evidence, CanaryLook):
-        if state.canary is None:
-            return case.change(ReleaseAction.CONTINUE, "no candidate is tested")
+        if state.canary is None or state.canary.experiment != evidence.experiment:
+            return case.change(ReleaseAction.CONTINUE, "that candidate is not tested any more")
         return decide_look(case, state.canary, evidence)
     if isinstance(evidence, MonitorFindings):
         return _decide_findings(case, evidence)
     return _decide_request(case, evidence)
+
+
+def adopt_stable(state: ReleaseState, record: ChannelRecord) -> ReleaseDecision:
+    """Accept a version that was made the stable one without a decision; a canary ends."""
+    name = _name(record.served) if record.served else "nothing"
+    after = {"stable": record.served, "previous": state.stable, "canary": None}
+    return ReleaseDecision(
+        action=ReleaseAction.ADOPT,
+        sentence=f"{name} is in use by record {record.number} of the stable channel",
+        state=state.model_copy(update=after),
+        evidence={"kind": "ChannelRecord", **record.model_dump(mode="json")},
+    )
 
 
 def _decide_request(case: DecisionCase, request: Request) -> ReleaseDecision:
@@ -192,9 +204,6 @@ def _decide_findings(case: DecisionCase, findings: MonitorFindings) -> ReleaseDe
     window = findings.window
     if window <= case.state.window:
         return case.change(ReleaseAction.CONTINUE, f"window {window} is known")
-    if not findings.sentences:
-        sentence = f"monitors are quiet up to window {window}"
-        return case.change(ReleaseAction.CONTINUE, sentence, window=window)
     sentence = f"frozen by monitors of window {window}: {'; '.join(findings.sentences)}"
     return _freeze(case, sentence, window=window)
 

@@ -21,6 +21,8 @@ class ReleaseAction(StrEnum):
     """A person has to promote the candidate or roll it back."""
     PROMOTE = "Promote"
     ROLL_BACK = "Rollback"
+    ADOPT = "Adopt"
+    """A version was made the stable one by hand."""
     FREEZE = "Freeze"
     UNFREEZE = "Unfreeze"
     REFUSE = "Refuse"

@@ -1,7 +1,7 @@
 """Inputs of a release decision: requests, looks at users' figures, findings of monitors."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import BaseModel, Field
@@ -71,16 +71,18 @@ class UnfreezeRequest(ReleaseRequest):
 class CanaryLook:
     """Figures of the users of both arms."""
 
+    experiment: str
+    """Of the users."""
     data: CanaryData
     """Without earlier looks, which the state has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorFindings:
-    """Sentences of monitors that a window raised; none if it is quiet."""
+    """Sentences of the monitors that a window raised."""
 
     window: int
-    sentences: tuple[str, ...] = field(default=())
+    sentences: tuple[str, ...]
 
 
 Request = ProposeRequest | PromoteRequest | RollbackRequest | FreezeRequest | UnfreezeRequest

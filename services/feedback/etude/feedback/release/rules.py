@@ -3,12 +3,13 @@
 from enum import StrEnum
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from etude.common.api.meta import Model
 from etude.common.evaluation.gate import MarginRule
 from etude.common.experiments.assignment import MAX_SHARE
 from etude.feedback.experiments.verdict import POINTS, CanaryMetric, CanaryPlan
+from etude.feedback.signals.registry import signal_versions
 
 DEFAULT_STEPS = (100, 500, 1_000, 2_500, 5_000)
 """1, 5, 10, 25 and 50 % of all users."""
@@ -63,8 +64,18 @@ class UserMetric(Model):
     is_higher_better: bool = True
     unit: Annotated[str, Field(min_length=1, max_length=16)] = POINTS
     """Of differences; for points a share is multiplied by 100."""
-    horizon_seconds: Seconds = 0
-    """Age below which a rollout does not count: its good outcomes may be later than its bad."""
+
+    @field_validator("signal")
+    @classmethod
+    def _check_signal(cls, signal: str) -> str:
+        """Refuse a signal that nothing measures.
+
+        Raises:
+            ValueError: naming those that are.
+        """
+        if signal not in signal_versions():
+            raise ValueError(f"{signal!r} is not one of {', '.join(sorted(signal_versions()))}")
+        return signal
 
     def to_metric(self) -> CanaryMetric:
         return CanaryMetric(

@@ -55,4 +55,4 @@ class ReleaseState(BaseModel):
     freeze: Sentence = ""
     """Reason for which only roll-backs are made; empty if there is none."""
     window: Annotated[int, Field(ge=0)] = 0
-    """Newest window of rollouts whose monitors were heard."""
+    """Newest window of rollouts whose monitors led to a freeze."""

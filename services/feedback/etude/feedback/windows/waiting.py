@@ -1,5 +1,6 @@
 """Rollouts that are in no window yet: a fold over turns, events, consents and windows."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -65,8 +66,11 @@ class WaitingRollouts:
 
     def settle(self, manifest: WindowManifest) -> None:
         """Forget the rollouts that a window has or excludes."""
-        names = [each.rollout for each in manifest.rollouts]
-        names += [each.rollout for each in manifest.exclusions]
+        self.forget(each.rollout for each in manifest.rollouts)
+        self.forget(each.rollout for each in manifest.exclusions)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Forget rollouts by id, with all turns and events about them that may still come."""
         for name in names:
             self.settled.add(bytes.fromhex(name))
             self.histories.pop(name, None)

@@ -1,0 +1,99 @@
+"""Canary loop: looks at users' figures and at monitors until the process stops."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass, field
+
+from etude.common.blobs import Store
+from etude.common.errors import CorruptError, EtudeError, FencedError
+from etude.common.feedback import windows
+from etude.feedback.release.evidence import CanaryLook, MonitorFindings
+from etude.feedback.release.release_log import ReleaseLog
+from etude.feedback.release.rollouts import CanaryRollouts
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LedgerClock:
+    """Time of decisions: the server's at the start, then by a clock that cannot be set.
+
+    It never begins before a time that was recorded.
+    """
+
+    recorded_ms: int
+    _start_ms: int = field(init=False)
+    _started_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._start_ms = max(self.recorded_ms, time.time_ns() // 1_000_000)
+        self._started_s = time.monotonic()
+
+    def now_ms(self) -> int:
+        return self._start_ms + int(1_000 * (time.monotonic() - self._started_s))
+
+
+@dataclass(slots=True)
+class CanaryLoop:
+    """Looks at the candidate under test, at its users and at the windows of rollouts."""
+
+    releases: ReleaseLog
+    rollouts: CanaryRollouts
+    clock: LedgerClock
+    _window: int = 0
+    """Newest window whose findings were read."""
+
+    def run_pass(self) -> None:
+        """Freeze if monitors ask for it, then look at the users of a canary; blocks.
+
+        Raises:
+            CorruptError: a record or the ledger is damaged.
+            FencedError: another service decides for this route.
+            StoreError: the store did not answer; the next pass goes on.
+        """
+        store, releases = self.releases.store, self.releases
+        for number in windows.list_windows(store, after=max(self._window, releases.state.window)):
+            sentences = _read_findings(store, number)
+            if sentences:
+                findings = MonitorFindings(window=number, sentences=sentences)
+                releases.observe(findings, now_ms=self.clock.now_ms())
+            self._window = number
+        canary = releases.state.canary
+        self.rollouts.read(canary.experiment if canary else "")
+        if canary is not None:
+            now_ms = self.clock.now_ms()
+            data = self.rollouts.summarise(canary, now_ms=now_ms)
+            look = CanaryLook(experiment=canary.experiment, data=data)
+            releases.observe(look, now_ms=now_ms)
+
+
+def _read_findings(store: Store, number: int) -> tuple[str, ...]:
+    """Reasons to freeze that a window has; a damaged one may hide them."""
+    try:
+        manifest = windows.read_window(store, number)
+    except CorruptError as error:
+        log.warning("window %d: %s", number, error)
+        return ("its manifest is damaged",)
+    if not manifest.is_frozen:
+        return ()
+    return manifest.findings or ("a monitor is raised",)
+
+
+async def watch_canary(loop: CanaryLoop, stop: asyncio.Event) -> None:
+    """Look at the canary until told to stop; a look that fails is repeated.
+
+    Raises:
+        FencedError: another service decides for this route.
+    """
+    while not stop.is_set():
+        try:
+            await asyncio.to_thread(loop.run_pass)
+        except FencedError:
+            raise
+        except EtudeError as error:
+            log.warning("no look at the canary: %s", error)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(loop.releases.rules.interval_seconds):
+                await stop.wait()
