@@ -45,6 +45,8 @@ class SimulatedLearners(Learners):
     """Of tokens of the current version."""
     stale_mismatch: float = 0.0
     """Over all tokens of a step."""
+    divergence: float = 0.0
+    """From the version that sampled a batch, where it is another one."""
     trained: list[str] = field(default_factory=list)
     """Digest after each step."""
     data_cursors: list[str] = field(default_factory=list)
@@ -110,11 +112,18 @@ class SimulatedLearners(Learners):
     async def policy_step(self, batch: PolicyBatch) -> StepResult:
         await self._begin_step()
         tokens = b"".join(sequence.token_ids.tobytes() for sequence in batch.sequences)
-        result = self._advance(tokens + batch.rewards.tobytes() + batch.valid.tobytes())
+        given = b"" if batch.advantages is None else batch.advantages.tobytes()
+        result = self._advance(tokens + batch.rewards.tobytes() + batch.valid.tobytes() + given)
         current = [each.is_current for each in batch.sequences if each.is_current is not None]
         if not any(each.any() for each in current):
             return result
         return replace(result, mismatch_current=self.mismatch, current_tokens=300)
+
+    @override
+    async def measure_divergence(self, batch: PolicyBatch) -> float:
+        await asyncio.sleep(0)
+        spans = [each.is_current for each in batch.sequences if each.is_current is not None]
+        return 0.0 if any(each.any() for each in spans) else self.divergence
 
     @override
     async def encode(self, version: VersionId, base: PublishBase | None) -> list[RankReceipt]:

@@ -215,6 +215,11 @@ class RayLearners(Learners):
         return result
 
     @override
+    async def measure_divergence(self, batch: PolicyBatch) -> float:
+        divergence: float = await self._call("measure_divergence", batch)
+        return divergence
+
+    @override
     async def encode(self, version: VersionId, base: PublishBase | None) -> list[RankReceipt]:
         receipts: list[RankReceipt] = await self._answers("encode", version, base)
         return receipts

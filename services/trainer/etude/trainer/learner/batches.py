@@ -78,12 +78,17 @@ class PolicyBatch:
     """Group number of each rollout; siblings have the same. [R]"""
     valid: Bools
     """False for a rollout that a platform fault masked: it counts nowhere. [R]"""
+    advantages: NDArray[np.float64] | None = None
+    """Given ones, where others have compared the rewards; computed from the rewards of each group
+    where None. [R]"""
 
     def __post_init__(self) -> None:
-        if not self.rewards.shape == self.groups.shape == self.valid.shape:
+        given = self.rewards if self.advantages is None else self.advantages
+        if not self.rewards.shape == self.groups.shape == self.valid.shape == given.shape:
             raise InvalidFieldError("rewards, groups, valid", "must have one entry per rollout")
-        if not np.isfinite(self.rewards[self.valid]).all():
-            raise InvalidFieldError("rewards", "must be finite where valid")
+        for name, values in (("rewards", self.rewards), ("advantages", given)):
+            if not np.isfinite(values[self.valid]).all():
+                raise InvalidFieldError(name, "must be finite where valid")
         for index, sequence in enumerate(self.sequences):
             if not 0 <= sequence.rollout < len(self.rewards):
                 raise InvalidFieldError(

@@ -1,19 +1,17 @@
 """Scoring of a sample of filtered rollouts, so that figures cover them at a bounded cost."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from etude.trainer.learner.objective import Objective, PolicyObjective
+from etude.trainer.learner.divergence import Losses
+from etude.trainer.learner.objective import PolicyObjective
 from etude.trainer.learner.rows import TrainingRow, sample_rows
 from etude.trainer.learner.sequence_packing import Microbatch
 from etude.trainer.model.fsdp import reshard_parameters
 from etude.trainer.model.output_head import TokenScores
 from etude.trainer.model.policy import Policy
-
-Losses = Callable[[Sequence[TrainingRow], Objective], Iterable[Tensor]]
-"""Losses of this rank's microbatches of some rows; every one is collective."""
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from etude.common.blobs import ObjectInfo, open_store
 from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.errors import WrongStateError
 from etude.common.weights import VersionId
+from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.export import hf_folder, peft_folder
 from etude.trainer.export.publisher import Publisher
 from etude.trainer.export.receipts import NonFiniteWeightsError, PublishBase, RankReceipt
@@ -23,6 +24,7 @@ from etude.trainer.learner.batches import (
     check_sequences,
 )
 from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.learner.divergence import Losses, measure_divergence
 from etude.trainer.learner.filtered_sample import score_filtered
 from etude.trainer.learner.gradients import (
     accumulate_gradients,
@@ -150,19 +152,16 @@ class Learner:
         started = time.perf_counter()
         self._check_batch(batch.sequences)
         state = self._current_phase()
-        if state.algorithm is None:
-            raise WrongStateError(f"phase {state.phase.name} has no algorithm")
-        trained = rows.policy_rows(batch, state.algorithm)
+        algorithm = self._algorithm_of(state)
+        trained = rows.policy_rows(batch, algorithm)
         reference = None if state.reference is None else reference_scorer(state.reference)
-        objective = PolicyObjective(algorithm=state.algorithm, reference=reference)
+        objective = PolicyObjective(algorithm=algorithm, reference=reference)
         # Before the update: the figures are of the weights that it starts from.
         sampled = score_filtered(
             self.policy,
             trained.filtered_rows,
             objective,
-            losses=partial(
-                microbatch_losses, self.policy, ranks=self._ranks, packing=self._packing
-            ),
+            losses=self._losses,
             seed=state.step,
         )
         loss, update = self._update(trained.rows, objective)
@@ -173,6 +172,38 @@ class Learner:
         }
         result = self._policy_result(loss, update, trained.rows, objective, started, counts)
         return self._complete(result, update, trained.rows)
+
+    def measure_divergence(self, batch: PolicyBatch) -> float:
+        """Mean KL(policy || sampler) of a sampled token of the batch, in nats; trains nothing.
+
+        Raises:
+            InvalidFieldError: a token that the model does not know, or a sequence too long.
+            WrongStateError: the phase that was started has no algorithm.
+        """
+        self._check_batch(batch.sequences)
+        state = self._current_phase()
+        trained = rows.policy_rows(batch, self._algorithm_of(state))
+        return measure_divergence(
+            self.policy,
+            [*trained.rows, *trained.filtered_rows],
+            losses=self._losses,
+            ranks=self._ranks,
+            seed=state.step,
+        )
+
+    @property
+    def _losses(self) -> Losses:
+        return partial(microbatch_losses, self.policy, ranks=self._ranks, packing=self._packing)
+
+    def _algorithm_of(self, state: PhaseState) -> AlgorithmSteps:
+        """Algorithm of the phase.
+
+        Raises:
+            WrongStateError: it has none.
+        """
+        if state.algorithm is None:
+            raise WrongStateError(f"phase {state.phase.name} has no algorithm")
+        return state.algorithm
 
     def _policy_result(
         self,

@@ -10,6 +10,7 @@ from pydantic import JsonValue, ValidationError
 from torch import Tensor, nn
 
 from etude.common.api.meta import Model
+from etude.common.api.run.feedback_source import MAX_RELEASE_LAG
 from etude.common.api.run.lora import Lora
 from etude.common.api.run.phases import AsyncLimits, Phase, RolloutPolicy
 from etude.common.blobs import Store
@@ -267,6 +268,11 @@ class PhaseManager:
 def _algorithm(phase: Phase) -> AlgorithmSteps | None:
     if phase.algorithm is None:
         return None
+    if phase.feedback is not None:
+        # The steps of a window go away from the version that served it.
+        return build_algorithm(
+            phase.algorithm, max_tokens=phase.feedback.max_tokens, max_staleness=MAX_RELEASE_LAG
+        )
     rollout = phase.rollout or RolloutPolicy()
     limits = phase.async_limits or AsyncLimits()
     return build_algorithm(

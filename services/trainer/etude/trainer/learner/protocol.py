@@ -35,7 +35,11 @@ class Learners(Protocol):
         ...
 
     async def policy_step(self, batch: PolicyBatch) -> StepResult:
-        """Train on rewards."""
+        """Train on rewards, or on given advantages."""
+        ...
+
+    async def measure_divergence(self, batch: PolicyBatch) -> float:
+        """Mean KL(policy || sampler) of a sampled token of the batch, in nats; trains nothing."""
         ...
 
     async def encode(self, version: VersionId, base: PublishBase | None) -> list[RankReceipt]:

@@ -168,6 +168,9 @@ class LearnerRank:
         with self._profile_step():
             return self._learner.policy_step(batch)
 
+    def measure_divergence(self, batch: PolicyBatch) -> float:
+        return self._learner.measure_divergence(batch)
+
     def _profile_step(self) -> AbstractContextManager[None]:
         # The controller names this class, and must not load torch for it.
         from etude.trainer.learner.step_profiler import profile_step  # noqa: PLC0415

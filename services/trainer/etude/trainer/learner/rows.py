@@ -78,8 +78,11 @@ def policy_rows(batch: PolicyBatch, algorithm: AlgorithmSteps) -> PolicyRows:
     A trained token whose sampler log-prob is NaN or infinite is removed: the sampler gave it no
     probability, so it has no importance ratio.
     """
-    part = advantages.takes_part(batch.groups, batch.valid)
-    values = algorithm.advantages(batch.rewards, groups=batch.groups, valid=batch.valid)
+    if batch.advantages is None:
+        part = advantages.takes_part(batch.groups, batch.valid)
+        values = algorithm.advantages(batch.rewards, groups=batch.groups, valid=batch.valid)
+    else:
+        part, values = batch.valid, batch.advantages
     places = [_trained_places(sequence) for sequence in batch.sequences]
     trained = np.zeros(len(batch.rewards), dtype=np.int64)
     for sequence, own in zip(batch.sequences, places, strict=True):
