@@ -93,6 +93,8 @@ class Reason(StrEnum):
     """Role pods are not ready."""
     WAITING_FOR_ENVIRONMENTS = "WaitingForEnvironments"
     """Environment pools are not ready."""
+    WAITING_FOR_WINDOW = "WaitingForWindow"
+    """A phase of type Feedback waits for the next window of users' rollouts."""
     NO_PROGRESS = "NoProgress"
     """No step finished within the deadline."""
 

@@ -206,6 +206,11 @@ def _progressing(context: RunContext) -> ConditionFact:
             Reason.LOADING,
             "the controller loads its state",
         ),
+        (
+            report is not None and report.reason == Reason.WAITING_FOR_WINDOW,
+            Reason.WAITING_FOR_WINDOW,
+            report.message if report is not None else "",
+        ),
         (_stalled(context).holds, Reason.NO_PROGRESS, _stalled(context).message),
     )
     for applies, reason, message in waits:
@@ -266,7 +271,9 @@ def _degraded(context: RunContext) -> ConditionFact:
         State.RUN_STATE_DONE,
         State.RUN_STATE_SUSPENDED,
     }
-    if report is not None and report.reason and not is_over and context.ending is None:
+    is_waiting = report is not None and report.reason == Reason.WAITING_FOR_WINDOW
+    has_problem = report is not None and report.reason and not is_waiting
+    if report is not None and has_problem and not is_over and context.ending is None:
         return true_condition("Degraded", report.reason[:64], report.message)
     if context.is_running and context.run.status.restarts.counted and not _are_pods_ready(context):
         last = context.run.status.last_failure

@@ -52,6 +52,21 @@ MONITOR_RAISED = Counter(
     "Times that a monitor began to raise windows, by the action that it asks for.",
     ["monitor", "action"],
 )
+WINDOWS = Counter(
+    "etude_feedback_windows_total",
+    "Windows of production rollouts, by what became of them.",
+    ["outcome"],
+)
+WINDOW_MASKED = Counter(
+    "etude_feedback_masked_total", "Rollouts of trained windows that were masked.", ["reason"]
+)
+WINDOW_AGE = Gauge(
+    "etude_feedback_window_age_seconds", "Age of the last trained window when its turn came."
+)
+WINDOW_KL = Gauge(
+    "etude_feedback_kl",
+    "Divergence from the version that served the last window, in nats per token.",
+)
 PUBLISH = Histogram("etude_weights_publish_seconds", "Publishing one policy version.")
 IN_FLIGHT = Gauge(
     "etude_weights_in_flight", "Versions that are encoded and not yet published and served."

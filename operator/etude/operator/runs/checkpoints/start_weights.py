@@ -5,7 +5,7 @@ from etude.operator.conditions import is_condition_true
 from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import Manifest
 
-REASONS_WITH_MODEL = ("PhaseEnd", "Final", "Manual", "Imported")
+REASONS_WITH_MODEL = ("Window", "PhaseEnd", "Final", "Manual", "Imported")
 """Reasons of checkpoints that hold a model folder beside the learner's state."""
 
 

@@ -74,7 +74,7 @@ def progress_left_s(run: RLRun, observed: ObservedRun, now: ClockReading) -> flo
     report = observed.report
     if not report.is_connected or report.status is None or report.status.state in FINISHED_STATES:
         return None
-    if report.status.reason == Reason.STORAGE_UNAVAILABLE:
+    if report.status.reason in {Reason.STORAGE_UNAVAILABLE, Reason.WAITING_FOR_WINDOW}:
         return None
     return progress_limit_s(run, report.status) - (now.monotonic_s - report.last_progress_s)
 

@@ -42,7 +42,7 @@ _READ_BYTES = 16 << 20
 _READS_AT_ONCE = 8
 """Objects that are hashed at the same time."""
 
-Reason = Literal["Scheduled", "Manual", "Suspend", "Failure", "PhaseEnd", "Final"]
+Reason = Literal["Scheduled", "Manual", "Suspend", "Failure", "Window", "PhaseEnd", "Final"]
 
 
 class CheckpointId(NamedTuple):

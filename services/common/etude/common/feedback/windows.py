@@ -16,7 +16,7 @@ from blake3 import blake3
 from google.protobuf.message import DecodeError
 from pydantic import BaseModel, Field
 
-from etude.common.blobs import Store
+from etude.common.blobs import MissingError, Store
 from etude.common.errors import CorruptError
 from etude.common.weights import VersionId
 from etude.common.weights.protocol import records
@@ -145,6 +145,24 @@ def decode_rollout(data: bytes, *, digest: str, where: str) -> rollout_pb2.Rollo
     except (zstandard.ZstdError, DecodeError) as error:
         raise CorruptError(f"{where}: no rollout: {error}") from error
     return rollout
+
+
+def read_rollout(store: Store, entry: WindowRollout) -> rollout_pb2.Rollout:
+    """Read a rollout that a window lists.
+
+    Raises:
+        MissingError: there is none, for example because its user was erased.
+        CorruptError: it is not what the window names.
+        StoreError: the store did not answer.
+    """
+    key = rollout_key(entry.tenant, entry.user, entry.rollout)
+    where = f"{store.url}/{key}"
+    found = store.head(key)
+    if found is None:
+        raise MissingError(f"{where}: missing")
+    if found.size > MAX_ROLLOUT_BYTES:
+        raise CorruptError(f"{where}: {found.size} bytes, more than {MAX_ROLLOUT_BYTES}")
+    return decode_rollout(store.get(key), digest=entry.digest, where=where)
 
 
 def create_window(store: Store, manifest: WindowManifest) -> WindowManifest:

@@ -124,19 +124,20 @@ class Inputs(NamedTuple):
     store: Store
     model_folder: Path
     chat: ChatFormat | None
-    """None if no phase and no evaluation rolls out: then a tokenizer is enough."""
+    """None if the run has no rollouts, of its own or of users: then a tokenizer is enough."""
     task_sets: TaskSets
     model_uri: str = ""
     """Object store with the weights, which the folder lacks then; empty if it has them."""
 
 
 def _load_chat(spec: RLRunSpec, model_folder: Path) -> ChatFormat | None:
-    """Load the chat format if the run rolls out; at least the tokenizer is checked.
+    """Load the chat format if the run trains rollouts; at least the tokenizer is checked.
 
     Raises:
         UserError: the model's tokenizer or chat template does not work.
     """
-    if any(phase.tasks is not None for phase in spec.phases) or spec.evaluation:
+    has_rollouts = any(phase.is_rl or phase.is_feedback for phase in spec.phases)
+    if has_rollouts or spec.evaluation:
         rollouts = [phase.rollout for phase in spec.phases if phase.rollout is not None]
         native = {each.toolset for each in rollouts if each.tool_format == "Native"}
         schemas = [toolset(name).schemas() for name in sorted(native)]

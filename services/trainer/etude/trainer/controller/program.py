@@ -4,14 +4,16 @@ import asyncio
 import logging
 import time
 
-from etude.common.api.run.phases import inherit_context
+from etude.common.api.run.phases import Phase, inherit_context
 from etude.common.checkpoints import manifest
 from etude.common.checkpoints.manifest import StoredCheckpoint
 from etude.common.errors import InvalidFieldError, StoreError, UserError
+from etude.common.stores import open_run_store
 from etude.common.weights import VersionId, is_fenced
 from etude.trainer import metrics
 from etude.trainer.controller.inputs import TaskSets
 from etude.trainer.controller.phases.evaluation import Evaluator
+from etude.trainer.controller.phases.feedback import FeedbackPhase
 from etude.trainer.controller.phases.reinforcement import ReinforcementPhase
 from etude.trainer.controller.phases.supervised import train_supervised
 from etude.trainer.controller.phases.targets import passes_gate
@@ -88,17 +90,7 @@ async def _run_phases(run: Run, task_sets: TaskSets, checkpoint: StoredCheckpoin
             continue
         run.enter_phase(phase)
         run.reporter.set_state(run_pb2.RUN_STATE_RUNNING)
-        if phase.algorithm is None:
-            is_done = await train_supervised(run, phase)
-        else:
-            is_done = await ReinforcementPhase(
-                run=run,
-                phase=phase,
-                algorithm=phase.algorithm,
-                order=task_sets.orders[phase.name],
-                evaluator=Evaluator(run=run, phase=phase, tasks=dict(task_sets.evaluations)),
-            ).train()
-        if not is_done:
+        if not await _train_phase(run, phase, task_sets):
             await run.checkpoints.step_boundary()
             return False
         if not await passes_gate(run.checkpoints, phase):
@@ -107,6 +99,22 @@ async def _run_phases(run: Run, task_sets: TaskSets, checkpoint: StoredCheckpoin
         if await run.checkpoints.step_boundary(ended=True):
             return run.progress.cursor.phase == run.progress.resolved.spec.phases[-1].name
     return True
+
+
+async def _train_phase(run: Run, phase: Phase, task_sets: TaskSets) -> bool:
+    """Train a phase to its end; False if the controller was told to stop earlier."""
+    if phase.algorithm is None:
+        return await train_supervised(run, phase)
+    if phase.feedback is not None:
+        store = open_run_store(phase.feedback.uri, run.progress.resolved.spec.storage)
+        return await FeedbackPhase(run=run, phase=phase, source=phase.feedback, store=store).train()
+    return await ReinforcementPhase(
+        run=run,
+        phase=phase,
+        algorithm=phase.algorithm,
+        order=task_sets.orders[phase.name],
+        evaluator=Evaluator(run=run, phase=phase, tasks=dict(task_sets.evaluations)),
+    ).train()
 
 
 async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> bool:
@@ -125,7 +133,9 @@ async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> bool:
         if run.progress.cursor.policy is not None:
             await run.publishing.chain.resume(VersionId(*run.progress.cursor.policy))
         run.reporter.record_event("Resumed", f"from the checkpoint of step {step}")
-    await run.publishing.publish()
+    # A phase of type Feedback may be within a window, of which no part is published.
+    if not run.progress.phase.is_feedback:
+        await run.publishing.publish()
     return True
 
 

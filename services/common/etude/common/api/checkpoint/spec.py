@@ -84,9 +84,11 @@ class CheckpointSpec(Model):
 
     run_ref: RunRef | None = None
     """The run that wrote it; absent for an import."""
-    reason: Literal["Scheduled", "Manual", "Suspend", "Failure", "PhaseEnd", "Final", "Imported"]
-    """Why it was written. An object that is made with Manual and a runRef asks that run to write
-    one after its next step."""
+    reason: Literal[
+        "Scheduled", "Manual", "Suspend", "Failure", "Window", "PhaseEnd", "Final", "Imported"
+    ]
+    """Why it was written: Window is the end of a window of a phase of type Feedback. An object that
+    is made with Manual and a runRef asks that run to write one after its next step."""
     source: CheckpointSource | None = None
     """Where the state lies; absent for Manual, whose status says it."""
     storage: Storage | None = None

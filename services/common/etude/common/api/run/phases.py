@@ -8,7 +8,9 @@ from pydantic import Field, JsonValue
 
 from etude.common.api.meta import NAMED, Fraction, Model, Name, Rule, Uri, number
 from etude.common.api.run.context_extension import ContextExtension
+from etude.common.api.run.feedback_source import FeedbackSource
 from etude.common.api.run.phase_goals import Gate, SuccessPolicy
+from etude.common.api.run.phase_rules import GROUP_SIZE, PHASE_RULES, PROMPTS_PER_STEP
 
 
 class PhaseType(StrEnum):
@@ -17,6 +19,7 @@ class PhaseType(StrEnum):
     CONTINUED_PRETRAINING = "ContinuedPretraining"
     SUPERVISED_FINE_TUNING = "SupervisedFineTuning"
     REINFORCEMENT_LEARNING = "ReinforcementLearning"
+    FEEDBACK = "Feedback"
 
 
 class AsyncMode(StrEnum):
@@ -185,9 +188,9 @@ class Algorithm(Model):
 
     name: Literal["DrGRPO", "GRPO", "RLOO"] = "DrGRPO"
     """See the algorithms reference."""
-    group_size: Annotated[int, Field(ge=2, le=1_024)] = 8
+    group_size: Annotated[int, Field(ge=2, le=1_024)] = GROUP_SIZE
     """Rollouts per prompt."""
-    prompts_per_step: Annotated[int, Field(ge=1, le=4_096)] = 16
+    prompts_per_step: Annotated[int, Field(ge=1, le=4_096)] = PROMPTS_PER_STEP
     """Groups per optimiser step."""
     parameters: dict[str, JsonValue] = Field(default_factory=dict, max_length=64)
     """Checked against the algorithm's own model; an unknown key is refused."""
@@ -251,82 +254,7 @@ class RolloutPolicy(Model):
 class Phase(Model):
     """One training stage."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            cel="self.type != 'ReinforcementLearning' || (has(self.tasks) && has(self.algorithm))",
-            holds=lambda s: not s.is_rl or (s.tasks is not None and s.algorithm is not None),
-            message="a phase of type ReinforcementLearning needs tasks and algorithm",
-            fix="add tasks: [{name, uri, environment}] and algorithm: {name: DrGRPO}",
-        ),
-        Rule(
-            cel="self.type != 'ReinforcementLearning' || (!has(self.data) && !has(self.batchSize))",
-            holds=lambda s: not s.is_rl or (s.data is None and s.batch_size is None),
-            message="a phase of type ReinforcementLearning has no data and no batchSize:"
-            " use tasks and algorithm.promptsPerStep",
-            fix="remove data and batchSize",
-        ),
-        Rule(
-            cel="self.type == 'ReinforcementLearning'"
-            " || (has(self.data) && !has(self.tasks) && !has(self.algorithm)"
-            " && !has(self.asyncLimits) && !has(self.rollout))",
-            holds=lambda s: (
-                s.is_rl
-                or (
-                    s.data is not None
-                    and s.tasks is None
-                    and s.algorithm is None
-                    and s.async_limits is None
-                    and s.rollout is None
-                )
-            ),
-            message="a phase of a supervised type needs data"
-            " and has no tasks, algorithm, asyncLimits or rollout",
-            fix="add data: [{name, uri}] and remove tasks, algorithm, asyncLimits and rollout",
-        ),
-        Rule(
-            cel="self.type != 'ReinforcementLearning' || (!has(self.batchTokens)"
-            " && !has(self.validation))",
-            holds=lambda s: not s.is_rl or (s.batch_tokens is None and s.validation is None),
-            message="a phase of type ReinforcementLearning has no batchTokens and no validation",
-            fix="remove them; evaluation measures such a phase",
-        ),
-        Rule(
-            cel="!has(self.batchSize) || !has(self.batchTokens)",
-            holds=lambda s: s.batch_size is None or s.batch_tokens is None,
-            message="batchSize and batchTokens exclude each other",
-            fix="keep batchTokens for data of any size, batchSize for a small file",
-            field_path=".batchTokens",
-        ),
-        Rule(
-            cel="!has(self.sequenceTokens) || (has(self.batchTokens)"
-            " && self.sequenceTokens <= self.batchTokens)",
-            holds=lambda s: (
-                s.sequence_tokens is None
-                or (s.batch_tokens is not None and s.sequence_tokens <= s.batch_tokens)
-            ),
-            message="sequenceTokens needs batchTokens, and is at most as large",
-            fix="set batchTokens to a multiple of sequenceTokens",
-            field_path=".sequenceTokens",
-        ),
-        Rule(
-            cel="!has(self.successPolicy) || (self.type == 'ReinforcementLearning')"
-            " == (self.successPolicy.metric != 'Loss')",
-            holds=lambda s: (
-                s.success_policy is None or s.is_rl == (s.success_policy.metric != "Loss")
-            ),
-            message="successPolicy.metric is Reward or Success where type is"
-            " ReinforcementLearning, and Loss in a supervised phase",
-            fix="use a metric that the phase has",
-            field_path=".successPolicy.metric",
-        ),
-        Rule(
-            cel="!has(self.profile) || self.profile.firstStep <= self.maxSteps",
-            holds=lambda s: s.profile is None or s.profile.first_step <= s.max_steps,
-            message="profile.firstStep must not be above maxSteps: the phase ends before it",
-            fix="give a step of the phase",
-            field_path=".profile.firstStep",
-        ),
-    )
+    rules: ClassVar[tuple[Rule, ...]] = PHASE_RULES
 
     name: Name
     """Unique within the run."""
@@ -355,7 +283,10 @@ class Phase(Model):
     tasks: Annotated[tuple[TaskSet, ...], Field(min_length=1, max_length=64), NAMED] | None = None
     """Reinforcement learning: tasks, each used at most once per run."""
     algorithm: Algorithm | None = None
-    """Reinforcement learning: how rewards become gradients."""
+    """Reinforcement learning: how rewards become gradients. Feedback: how the advantages of a
+    window do; its steps are not made of groups, so groupSize and promptsPerStep are left out."""
+    feedback: FeedbackSource | None = None
+    """Feedback: where windows come from, and when one is trained."""
     async_limits: AsyncLimits | None = None
     """Reinforcement learning: Sync unless set."""
     rollout: RolloutPolicy | None = None
@@ -371,6 +302,10 @@ class Phase(Model):
     @property
     def is_rl(self) -> bool:
         return self.type == PhaseType.REINFORCEMENT_LEARNING
+
+    @property
+    def is_feedback(self) -> bool:
+        return self.type == PhaseType.FEEDBACK
 
 
 def inherit_context(phases: Sequence[Phase]) -> list[Phase]:

@@ -72,9 +72,9 @@ class ModelSource(Model):
     """Secret with HF_TOKEN and, for a hub other than huggingface.co, HF_ENDPOINT; for the trainer
     alone."""
     checkpoint_ref: NameRef | None = None
-    """A Checkpoint of this namespace that holds a model: one of reason PhaseEnd, Final, Manual or
-    Imported. Its store is reached as spec.storage says. It is not superseded while a run names
-    it."""
+    """A Checkpoint of this namespace that holds a model: one of reason Window, PhaseEnd, Final,
+    Manual or Imported. Its store is reached as spec.storage says. It is not superseded while a run
+    names it."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of freshly drawn weights."""
     add_tokens: Annotated[tuple[NewToken, ...], Field(max_length=1_024)] = ()
@@ -174,17 +174,17 @@ class RLRunSpec(Model):
         ),
         Rule(
             cel="self.phases.filter(p, has(p.contextExtension)"
-            " || p.type == 'ReinforcementLearning')"
-            ".map(p, p.type == 'ReinforcementLearning' ? 1 : 0).isSorted()"
+            " || p.type in ['ReinforcementLearning', 'Feedback'])"
+            ".map(p, p.type in ['ReinforcementLearning', 'Feedback'] ? 1 : 0).isSorted()"
             " && self.phases.all(p, !has(p.contextExtension)"
             " || p.type != 'ReinforcementLearning')",
             holds=lambda s: all(
                 p.context_extension is None
                 for place, p in enumerate(s.phases)
-                if any(earlier.is_rl for earlier in s.phases[: place + 1])
+                if any(each.is_rl or each.is_feedback for each in s.phases[: place + 1])
             ),
             message="contextExtension must be in a phase before the first of type"
-            " ReinforcementLearning: engines cannot change positions while they run",
+            " ReinforcementLearning or Feedback: engines cannot change positions while they run",
             fix="move it to a supervised phase before, or train the longer context in another run",
             field_path=".phases",
         ),

@@ -24,6 +24,12 @@ def drop_group(book: JournaledLedger, group: RolloutGroup, reason: str) -> None:
     _drop(book, journal_pb2.JournalDrop(group_id=group.group_id, reason=reason))
 
 
+def drop_rollout(book: JournaledLedger, group: RolloutGroup, rollout_id: str, reason: str) -> None:
+    """Drop one rollout of a group."""
+    body = journal_pb2.JournalDrop(group_id=group.group_id, rollout_id=rollout_id, reason=reason)
+    _drop(book, body)
+
+
 async def drop_surplus(
     book: JournaledLedger, phase: str, tasks: Collection[asyncio.Task[None]]
 ) -> None:
@@ -42,12 +48,8 @@ def drop_faulty(book: JournaledLedger, groups: Iterable[RolloutGroup]) -> None:
         for index in group.faulty_indices():
             record = group.finished[index]
             is_span = record.reward.fault.reason == InvalidSpanError.reason
-            body = journal_pb2.JournalDrop(
-                group_id=group.group_id,
-                rollout_id=record.rollout.rollout_id,
-                reason="invalid_span" if is_span else "platform",
-            )
-            _drop(book, body)
+            reason = "invalid_span" if is_span else "platform"
+            drop_rollout(book, group, record.rollout.rollout_id, reason)
 
 
 @dataclass(slots=True)
@@ -93,10 +95,7 @@ class QuarantineFilter:
             for index in group.valid_indices():
                 rollout = group.finished[index].rollout
                 if (reason := self.marks.drop_reason(rollout)) is not None:
-                    body = journal_pb2.JournalDrop(
-                        group_id=group.group_id, rollout_id=rollout.rollout_id, reason=reason
-                    )
-                    _drop(self.book, body)
+                    drop_rollout(self.book, group, rollout.rollout_id, reason)
                     found[reason] += 1
         for why, count in found.items():
             message = f"{count} rollouts are redrawn: {why}"

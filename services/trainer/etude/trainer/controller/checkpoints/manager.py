@@ -68,12 +68,20 @@ class CheckpointManager:
         self.cadence.count_step(self.commands.checkpointing, step=step, now_s=now_s)
         self.commands.requests.count_step(now_s)
 
-    async def step_boundary(self, *, ended: bool = False) -> bool:
-        """Handle the boundary between two steps: save if it is due; True to stop."""
+    async def step_boundary(self, *, ended: bool = False, of_window: bool = False) -> bool:
+        """Handle the boundary between two steps: save if it is due; True to stop.
+
+        Args:
+            ended: True at the end of a phase.
+            of_window: True where a window of production rollouts ends: what was trained from it
+                may be released, so that its state is saved with the model.
+        """
         self.reporter.update_status()
         if self.commands.stop_requested.is_set():
             self.reporter.set_state(run_pb2.RUN_STATE_DRAINING)
         reason = self._reason_to_save(ended=ended)
+        if of_window and reason != "Manual":
+            reason = "Window"
         if reason is not None or (self._saving is not None and self._saving.done()):
             await self.wait_stored()
         is_new = self.saver.last_step != self.progress.cursor.global_step
@@ -118,7 +126,7 @@ class CheckpointManager:
                 checkpoint = await self.saver.begin(
                     self.controller_state(),
                     reason=reason,
-                    with_model=reason in {"PhaseEnd", "Final", "Manual"},
+                    with_model=reason in {"PhaseEnd", "Final", "Manual", "Window"},
                     figures=self._checkpoint_figures(),
                     request=attempt.request,
                 )

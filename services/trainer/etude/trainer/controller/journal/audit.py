@@ -16,9 +16,14 @@ from etude.v1 import journal_pb2 as pb
 
 JOURNAL = "journal/"
 
-MASKING = frozenset({"platform", "invalid_span"})
+MASKING = frozenset({"platform", "invalid_span", "erased", "damaged"})
 REDRAWING = frozenset({"quarantined_policy", "suspect_policy", "rolled_back_policy"})
-WHOLE = frozenset({"stale", "surplus"})
+WHOLE = frozenset(
+    {
+        *("stale", "surplus", "other_policy", "frozen_window", "expired", "too_few_rollouts"),
+        *("damaged_window", "kl_budget"),
+    }
+)
 REASONS = MASKING | REDRAWING | WHOLE
 """All reasons to drop a rollout."""
 

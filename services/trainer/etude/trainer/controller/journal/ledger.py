@@ -15,11 +15,18 @@ from etude.v1 import journal_pb2
 KEPT_VERSIONS = 256
 """Versions whose positions are remembered: far more than any staleness bound."""
 
-MASKED = frozenset({"platform", "invalid_span"})
+MASKED = frozenset({"platform", "invalid_span", "erased", "damaged"})
 """Reasons to drop single rollouts whose siblings are trained without them."""
 REDRAWN = frozenset({"quarantined_policy", "suspect_policy", "rolled_back_policy"})
 """Reasons to redraw single rollouts: neither task nor policy is at fault."""
-DROP_REASONS = frozenset({"stale", "surplus"}) | MASKED | REDRAWN
+WINDOW_REASONS = frozenset(
+    {
+        *("other_policy", "frozen_window", "expired", "too_few_rollouts", "damaged_window"),
+        "kl_budget",
+    }
+)
+"""Reasons to drop a window of production rollouts, or what is left of it."""
+DROP_REASONS = frozenset({"stale", "surplus"}) | MASKED | REDRAWN | WINDOW_REASONS
 """All reasons to drop an accepted rollout."""
 
 

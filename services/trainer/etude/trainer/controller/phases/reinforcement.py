@@ -21,7 +21,7 @@ from etude.trainer.controller.admission.tasks import TaskOrder
 from etude.trainer.controller.journal.ledger import StepId
 from etude.trainer.controller.phases.evaluation import Evaluator
 from etude.trainer.controller.phases.guards import MismatchGuard, check_faults
-from etude.trainer.controller.phases.step_accounting import StepAccounting
+from etude.trainer.controller.phases.step_accounting import StepAccounting, refuse_left_batches
 from etude.trainer.controller.progress import RunFailedError
 from etude.trainer.controller.publishing.in_flight import ignore_change
 from etude.trainer.controller.reporting.rows import (
@@ -154,11 +154,7 @@ class ReinforcementPhase:
             self._report_in_flight()
             row = self._accounting.account_step(result, groups, waited_s=0.0)
             run.reporter.recorder.add_row(row)
-        # Batches of a later phase stay: they exist if an older checkpoint was restored.
-        over = {self.phase.name, *run.progress.cursor.finished}
-        for left in run.book.ledger.batches:
-            if left.phase in over:
-                raise RunFailedError(f"the journal holds batch {left}, which no step leads to")
+        refuse_left_batches(run, self.phase.name)
 
     def _is_version_due(self) -> bool:
         """True after stepsPerVersion steps, at the end, or before an evaluation."""

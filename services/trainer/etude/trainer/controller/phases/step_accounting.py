@@ -9,6 +9,7 @@ from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.trainer.controller.admission.staleness import StalenessBound
 from etude.trainer.controller.journal.ledger import StepId
 from etude.trainer.controller.phases.targets import record_measurement
+from etude.trainer.controller.progress import RunFailedError
 from etude.trainer.controller.reporting.monitoring import BatchMonitors, judge_names
 from etude.trainer.controller.reporting.rows import (
     Row,
@@ -24,6 +25,19 @@ from etude.trainer.learner.batches import StepResult
 
 REWARD_EWMA = 0.1
 """Weight of the newest batch in the smoothed reward."""
+
+
+def refuse_left_batches(run: Run, phase: str) -> None:
+    """Refuse batches of the journal that no step of the phase led to.
+
+    Raises:
+        RunFailedError: there are some.
+    """
+    # Batches of a later phase stay: they exist if an older checkpoint was restored.
+    over = {phase, *run.progress.cursor.finished}
+    for left in run.book.ledger.batches:
+        if left.phase in over:
+            raise RunFailedError(f"the journal holds batch {left}, which no step leads to")
 
 
 @dataclass(slots=True)

@@ -308,9 +308,12 @@ class PublishPipeline:
         await self.commands.run_unless_stopped(self.engines.activate(version))
         self.served = version
         self.progress.mark_progress()
+        self.record_version(swap_ms=round(self.engines.last_pause_s * 1e3, 2))
+
+    def record_version(self, **fields: float) -> None:
+        """Record the newest published version, unless it is recorded."""
         if self.unserved is not None:
-            swap_ms = self.engines.last_pause_s * 1e3
-            self.reporter.recorder.add_row(self.unserved | {"swap_ms": round(swap_ms, 2)})
+            self.reporter.recorder.add_row(self.unserved | fields)
             self.unserved = None
 
 
