@@ -28,9 +28,9 @@ from etude.agent import minitest
 from etude.agent.chat import ChatFormat
 from etude.agent.completions import Completion, FinishReason
 from etude.agent.local import INITIAL, LocalEnvironment
+from etude.agent.rollout import RolloutLimits, RolloutTask, Sampler, run_rollout
 from etude.agent.toolsets import toolset
 from etude.agent.trajectory import PolicySpan
-from etude.agent.turns import RolloutLimits, RolloutTask, Sampler, run_rollout
 from etude.agent.workspace import ExecResult, MemoryWorkspace
 from etude.cli.verbs.serve import newest_model
 from etude.common.run_folder.record import FolderRecord, latest_rows

@@ -5,10 +5,10 @@ from pathlib import Path
 from etude.agent.chat import ChatFormat
 from etude.agent.chat.trial import check_chat_format
 from etude.agent.local import LocalEnvironment, ScriptedSampler
+from etude.agent.rollout import RolloutLimits, RolloutTask, run_rollout
 from etude.agent.tool_calls import render_call
 from etude.agent.toolsets import toolset
 from etude.agent.trajectory import RolloutEnding
-from etude.agent.turns import RolloutLimits, RolloutTask, run_rollout
 from etude.agent.workspace import ExecResult, MemoryWorkspace
 
 MODEL = Path(__file__).parent / "model"

@@ -8,11 +8,11 @@ import pytest
 from etude.agent.chat import ChatFormat
 from etude.agent.chat.thinking import count_thinking, remove_thinking
 from etude.agent.local import LocalEnvironment, ScriptedSampler
+from etude.agent.rollout import RolloutLimits, RolloutTask, run_rollout
 from etude.agent.tool_calls import render_call
 from etude.agent.tool_formats.xml import XmlFormat
 from etude.agent.toolsets import toolset
 from etude.agent.trajectory import Trajectory
-from etude.agent.turns import RolloutLimits, RolloutTask, run_rollout
 from etude.agent.workspace import ExecResult, MemoryWorkspace
 
 MODEL = Path(__file__).parent / "model"

@@ -11,19 +11,12 @@ from typing_extensions import override
 from etude.agent.chat import ChatFormat
 from etude.agent.completions import Completion, FinishReason
 from etude.agent.local import LocalEnvironment, ScriptedSampler
+from etude.agent.rollout import RolloutLimits, RolloutTask, Sampler, run_rollout
 from etude.agent.tool_calls import render_call
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import toolset
 from etude.agent.trajectory import PolicySpan, Trajectory
-from etude.agent.turns import (
-    PlatformFaultError,
-    RolloutEnvironment,
-    RolloutLimits,
-    RolloutTask,
-    Sampler,
-    ToolCall,
-    run_rollout,
-)
+from etude.agent.turns import PlatformFaultError, RolloutEnvironment, ToolCall
 from etude.agent.workspace import ExecResult, MemoryWorkspace
 from etude.common.errors import UnavailableError
 from etude.common.weights import VersionId

@@ -1,40 +1,25 @@
-"""Turn loop: sample, parse, run the calls, append the results, until the rollout ends.
+"""Turn loop: the policy speaks, its calls run, it reads their results, until the work ends.
 
-The policy's tokens go into the link as they were sampled; only tool output is tokenised. The
-next prompt is the link itself, so a prompt is always the exact prefix of what was sampled on.
+The same loop runs rollouts, whose policy is tokens of an engine, and conversations of users, whose
+policy is behind a gateway.
 """
 
 import json
-import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import grpc
 from opentelemetry import trace
 
-from etude.agent import completions
-from etude.agent.chat import ChatFormat, Conversation, DeltaError, TemplateError
-from etude.agent.chat.thinking import count_thinking, remove_thinking
-from etude.agent.completions import Completion
-from etude.agent.time_limit import time_limit
-from etude.agent.tool_calls import MalformedCall, ParsedCall, cut_calls
+from etude.agent.tool_calls import MalformedCall, ParsedCall
 from etude.agent.tools.base import ErrorKind, Tool, ToolOutcome
 from etude.agent.tools.terminal import Finish
 from etude.agent.toolsets import Toolset
-from etude.agent.trajectory import (
-    CallRecord,
-    ContextLink,
-    LinkDraft,
-    RolloutCosts,
-    RolloutEnding,
-    Trajectory,
-    cut_text,
-)
-from etude.common.errors import EtudeError, Problem, UnavailableError, UserError
+from etude.agent.trajectory import CallRecord, RolloutCosts, RolloutEnding, cut_text
+from etude.common.errors import EtudeError, UnavailableError
 
-log = logging.getLogger(__name__)
 _TRACER = trace.get_tracer("etude.agent")
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
@@ -46,19 +31,6 @@ class ToolCall(NamedTuple):
     """Unique in the rollout; a repeated id gets the stored result."""
     name: str
     arguments_json: str
-
-
-class Sampler(Protocol):
-    """The policy, tokens in and tokens out."""
-
-    async def generate(
-        self, prompt_ids: Sequence[int], *, max_tokens: int, temperature: float, seed: int | None
-    ) -> Completion:
-        """Continue the prompt until a token that ends turns, which is kept, or max_tokens.
-
-        The prompt is only lent: it grows after the call.
-        """
-        ...
 
 
 class RolloutEnvironment(Protocol):
@@ -75,122 +47,51 @@ class PlatformFaultError(UnavailableError):
     reason = "PlatformFault"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutLimits:
-    """Limits that end a rollout if the policy does not."""
+class PolicyTurn(NamedTuple):
+    """One turn of the policy, as the loop reads it."""
 
-    max_turns: int
-    max_turn_tokens: int
-    """Tokens sampled in one turn."""
-    max_tokens: int
-    """Tokens of the whole transcript."""
-    timeout_s: float
+    calls: Sequence[ParsedCall | MalformedCall]
+    message: str
+    """The text outside of calls."""
+    is_cut: bool
+    """True if its limit of tokens was reached: its calls are incomplete, and none runs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutTask:
-    """Instruction and sampling parameters of a rollout."""
+class PolicyConversation(Protocol):
+    """The policy, with its conversation so far."""
 
-    instruction: str
-    temperature: float = 1.0
-    seed: int | None = None
-    """Unset: not reproducible."""
+    async def sample(self, turn: int) -> PolicyTurn:
+        """Sample the next turn, numbered from 0.
 
+        Raises:
+            PlatformFaultError: the policy cannot be asked.
+        """
+        ...
 
-def first_prompt(
-    chat: ChatFormat, tools: Toolset, instruction: str, *, max_tokens: int
-) -> Conversation:
-    """Open a rollout's conversation, with its first prompt.
-
-    Raises:
-        UserError: the prompt leaves no room for a completion, or the chat template refuses it.
-    """
-    try:
-        conversation = chat.open(tools.system_prompt, instruction, tools.shown)
-    except TemplateError as error:
-        raise UserError(
-            Problem(
-                reason="WrongChatTemplate",
-                what=f"the chat template refuses the first prompt: {error}",
-                where=str(chat.template.path),
-                fix="correct the template, or give a model with one that takes instructions",
-            )
-        ) from error
-    if len(conversation.prompt) >= max_tokens:
-        raise UserError(
-            Problem(
-                reason="PromptTooLong",
-                what=f"the first prompt has {len(conversation.prompt)} tokens; a transcript may"
-                f" have {max_tokens}",
-                where="rollout.maxTokens",
-                fix="raise rollout.maxTokens, shorten the instruction, or use the Compact toolset",
-            )
-        )
-    return conversation
-
-
-async def run_rollout(  # noqa: PLR0913 - the parts of a rollout
-    sampler: Sampler,
-    environment: RolloutEnvironment,
-    chat: ChatFormat,
-    tools: Toolset,
-    limits: RolloutLimits,
-    task: RolloutTask,
-    *,
-    paused_s: Callable[[], float] = lambda: 0.0,
-) -> Trajectory:
-    """Run one rollout from the first prompt to its end.
-
-    A turn that reaches its limit of tokens ends the rollout and runs nothing: its calls are
-    incomplete. A limit on turns ends it after the calls of the last one were run. The limit on time
-    does not count `paused_s`, the seconds that sampler and environment were away.
-
-    Raises:
-        PlatformFaultError: the sampler or the environment failed, or answered inconsistently.
-        UserError: the first prompt leaves no room for a completion.
-    """
-    opened = first_prompt(chat, tools, task.instruction, max_tokens=limits.max_tokens)
-    link = LinkDraft.start(opened.prompt)
-    costs = RolloutCosts(prompt_tokens=len(opened.prompt))
-    rollout = _Rollout(sampler, environment, opened, tools, limits, task, link, costs)
-    try:
-        async with time_limit(limits.timeout_s, paused_s=paused_s):
-            ending = await rollout.run()
-    except TimeoutError:
-        ending = RolloutEnding.TIME_LIMIT
-    return Trajectory(
-        links=(*rollout.links, rollout.link.finish()),
-        costs=rollout.costs,
-        ending=ending,
-        final_message=rollout.final_message,
-        calls=tuple(rollout.records),
-    )
+    def append_results(self, outcomes: Sequence[ToolOutcome]) -> RolloutEnding | None:
+        """Append the results of the last turn's calls; the ending if no room is left."""
+        ...
 
 
 @dataclass(slots=True)
-class _Rollout:
-    """A running rollout."""
+class TurnLoop:
+    """Turns of one piece of work."""
 
-    sampler: Sampler
+    policy: PolicyConversation
     environment: RolloutEnvironment
-    conversation: Conversation
     tools: Toolset
-    limits: RolloutLimits
-    task: RolloutTask
-    link: LinkDraft
+    max_turns: int
     costs: RolloutCosts
-    links: list[ContextLink] = field(default_factory=list)
-    """Finished ones, before a turn that the chat template could not be continued after."""
     records: list[CallRecord] = field(default_factory=list)
     final_message: str = ""
 
-    @property
-    def chat(self) -> ChatFormat:
-        """The format of the conversation."""
-        return self.conversation.chat
-
     async def run(self) -> RolloutEnding:
-        for turn in range(self.limits.max_turns):
+        """Run turns until the work ends.
+
+        Raises:
+            PlatformFaultError: the policy or the environment failed.
+        """
+        for turn in range(self.max_turns):
             ending = await self._turn(turn)
             if ending is not None:
                 return ending
@@ -198,108 +99,20 @@ class _Rollout:
 
     async def _turn(self, turn: int) -> RolloutEnding | None:
         """Run one turn: a completion and its calls; returns the ending of the last turn."""
-        completion = await self._sample(turn)
-        ids = completion.token_ids
-        self.costs.turns += 1
-        self.costs.completion_tokens += len(ids)
-        thinking = count_thinking(self.chat, ids, is_open=self.conversation.opens_thinking)
-        self.costs.thinking_tokens += thinking
-        self.link.append_sampled(ids, completion.logprobs, completion.spans)
-        if ids[-1] not in self.chat.end_ids:
-            self._end_with(self.chat.decode(ids), tokens=len(ids) - thinking)
-            return RolloutEnding.LENGTH_LIMIT
-        text = self.chat.decode(ids[:-1])
-        # A call that the policy only thinks about is not one.
-        tool_format = self.tools.tool_format
-        spoken = remove_thinking(
-            self.chat, text, tool_format, is_open=self.conversation.opens_thinking
-        )
-        calls, message = tool_format.parse(spoken)
-        if not calls:
-            self._end_with(message, tokens=len(ids) - thinking)
-            return RolloutEnding.STOPPED
-        bound = self.tools.bind_turn(calls)
-        outcomes = await self._run(turn, calls, bound)
-        self._record(turn, calls, outcomes)
+        spoken = await self.policy.sample(turn)
+        if spoken.is_cut or not spoken.calls:
+            self.final_message = spoken.message
+            return RolloutEnding.LENGTH_LIMIT if spoken.is_cut else RolloutEnding.STOPPED
+        bound = self.tools.bind_turn(spoken.calls)
+        outcomes = await self._run(turn, spoken.calls, bound)
+        self._record(turn, spoken.calls, outcomes)
         finish = _finish(bound)
         if finish is not None:
-            self.final_message = finish.message or message
+            self.final_message = finish.message or spoken.message
             return RolloutEnding.STOPPED
-        self._add_completion(text, calls, end=ids[-1])
-        return self._continue(turn, outcomes)
-
-    def _end_with(self, message: str, *, tokens: int) -> None:
-        """Keep the text of a completion without calls, and what it costs."""
-        self.final_message = message
-        self.costs.final_message_tokens += tokens
-
-    def _add_completion(
-        self, text: str, calls: Sequence[ParsedCall | MalformedCall], *, end: int
-    ) -> None:
-        """Note a turn: as calls if all of them parse, else as the text that was sampled."""
-        parsed = [call for call in calls if isinstance(call, ParsedCall)]
-        if len(parsed) < len(calls):
-            parsed = []
-        content = cut_calls(text, parsed)
-        self.conversation.add_completion(text, end=end, content=content, calls=parsed)
-
-    def _continue(self, turn: int, outcomes: Sequence[ToolOutcome]) -> RolloutEnding | None:
-        """Append the results, unless no turn or no room is left."""
-        if turn + 1 >= self.limits.max_turns:
+        if turn + 1 >= self.max_turns:
             return RolloutEnding.TURN_LIMIT
-        try:
-            results = self.conversation.append_results([each.content for each in outcomes])
-        except DeltaError as error:
-            return self._start_link(error)
-        if len(self.link.token_ids) + len(results) >= self.limits.max_tokens:
-            return RolloutEnding.LENGTH_LIMIT
-        self.costs.tool_output_tokens += len(results)
-        self.link.append_read(results)
-        return None
-
-    def _start_link(self, reason: DeltaError) -> RolloutEnding | None:
-        """Go on in a new context, as the chat template cannot continue this one.
-
-        Raises:
-            PlatformFaultError: the template refuses the whole conversation.
-        """
-        log.warning("a new context starts: %s", reason)
-        try:
-            prompt = self.conversation.render_again()
-        except TemplateError as error:
-            raise PlatformFaultError(f"chat template: {error}") from error
-        if len(prompt) >= self.limits.max_tokens:
-            return RolloutEnding.LENGTH_LIMIT
-        self.links.append(self.link.finish())
-        self.link = LinkDraft.start(prompt)
-        self.costs.prompt_tokens += len(prompt)
-        return None
-
-    async def _sample(self, turn: int) -> Completion:
-        prompt = self.link.token_ids
-        room = min(self.limits.max_turn_tokens, self.limits.max_tokens - len(prompt))
-        started = time.monotonic()
-        with _TRACER.start_as_current_span("chat") as span:
-            try:
-                completion = await self.sampler.generate(
-                    prompt,
-                    max_tokens=room,
-                    temperature=self.task.temperature,
-                    seed=_turn_seed(self.task.seed, turn),
-                )
-            except (EtudeError, OSError, TimeoutError, grpc.RpcError) as error:
-                raise PlatformFaultError(f"sampler: {error}") from error
-            wrong = completions.find_inconsistency(
-                completion,
-                max_tokens=room,
-                vocab_size=self.chat.vocab_size,
-                end_ids=self.chat.end_ids,
-            )
-            if wrong:
-                raise PlatformFaultError(f"sampler: {wrong}")
-            span.set_attributes(_usage(len(prompt), completion))
-        self.costs.token_seconds += time.monotonic() - started
-        return completion
+        return self.policy.append_results(outcomes)
 
     async def _run(
         self,
@@ -361,20 +174,5 @@ def _finish(bound: Sequence[Tool | ToolOutcome]) -> Finish | None:
     return next((tool for tool in bound if isinstance(tool, Finish)), None)
 
 
-def _turn_seed(seed: int | None, turn: int) -> int | None:
-    # A seed per turn: with one seed all turns of a rollout would draw the same numbers.
-    return None if seed is None else (seed * 1_000_003 + turn) % 2**63
-
-
 def _to_json(arguments: Mapping[str, object]) -> str:
     return _JSON.encode(arguments)
-
-
-def _usage(prompt_tokens: int, completion: Completion) -> dict[str, str | int]:
-    return {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": "etude",
-        "gen_ai.response.model": str(completion.spans[-1].sampled),
-        "gen_ai.usage.input_tokens": prompt_tokens,
-        "gen_ai.usage.output_tokens": len(completion.token_ids),
-    }

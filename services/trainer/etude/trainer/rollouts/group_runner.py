@@ -13,9 +13,10 @@ from opentelemetry import trace
 from etude.agent import messages
 from etude.agent.chat import ChatFormat
 from etude.agent.replay import CallLog, DivergedError
+from etude.agent.rollout import RolloutLimits, RolloutTask, run_rollout
 from etude.agent.toolsets import Toolset
 from etude.agent.trajectory import RolloutEnding, Trajectory
-from etude.agent.turns import PlatformFaultError, RolloutLimits, RolloutTask, run_rollout
+from etude.agent.turns import PlatformFaultError
 from etude.common.errors import EtudeError, UnavailableError
 from etude.trainer.rollouts.client_pool import ClientPool
 from etude.trainer.rollouts.completion_counts import CompletionCounts

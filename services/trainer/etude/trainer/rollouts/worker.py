@@ -5,8 +5,8 @@ import uuid
 
 from etude.agent.chat import ChatFormat
 from etude.agent.chat.native_form import find_native_form
+from etude.agent.rollout import first_prompt
 from etude.agent.toolsets import Toolset, toolset
-from etude.agent.turns import first_prompt
 from etude.common import telemetry
 from etude.common.api.run.phases import RolloutPolicy
 from etude.common.blobs import MissingError
