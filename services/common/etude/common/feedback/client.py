@@ -112,13 +112,16 @@ class EventClient:
     _batch_events: int = BATCH_EVENTS
     """Events of the next batch; halved where a whole batch is refused for its size or form."""
 
-    def add(self, kind: str, payload: Mapping[str, Any], about: EventContext) -> str:
+    def add(
+        self, kind: str, payload: Mapping[str, Any], about: EventContext, *, event_id: str = ""
+    ) -> str:
         """Add an event; it outlives this process once this returns.
 
         Args:
             kind: such as "accepted".
             payload: as the JSON schema of the kind says (GET /v1/schemas/KIND).
             about: conversation.
+            event_id: for an event that may be made twice; a new one unless given.
 
         Returns:
             The event's id; empty if it is not kept: without consent, too large, or the spool full.
@@ -130,7 +133,13 @@ class EventClient:
         if consent is None or not consent.granted:
             return ""
         event = make_event(
-            kind, payload, about, self.author, consent, event_id=self.make_id(), time=self.now()
+            kind,
+            payload,
+            about,
+            self.author,
+            consent,
+            event_id=event_id or self.make_id(),
+            time=self.now(),
         )
         line = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode(
             "utf-8", "replace"
