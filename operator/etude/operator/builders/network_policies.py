@@ -1,4 +1,4 @@
-"""NetworkPolicies of runs, pools and checkpoint Jobs.
+"""NetworkPolicies of runs, pools, routes and checkpoint Jobs.
 
 Policies add up and are directed: a connection needs egress at the caller and ingress at the callee.
 """
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlparse
 
-from etude.common.api.kinds import EnvPool, RLRun
+from etude.common.api.kinds import EnvPool, PolicyRoute, RLRun
 from etude.common.api.pool.network import EgressPolicy
 from etude.common.api.run.http_gateway import PolicyGateway
 from etude.common.api.storage import StoreAccess
@@ -15,7 +15,7 @@ from etude.operator import names
 from etude.operator.builders import http_route
 from etude.operator.builders.addresses import ISSUER_PORT, PORTS
 from etude.operator.builders.pod import PROBE_PORT
-from etude.operator.builders.workload import object_head
+from etude.operator.builders.workload import Owner, object_head
 from etude.operator.manifests import Manifest
 
 ANYWHERE = {
@@ -145,6 +145,50 @@ def pool_policies(
     return parts
 
 
+def route_policies(
+    route: PolicyRoute, run: RLRun, operator_namespace: str, *, asks_issuer: bool = False
+) -> list[Manifest]:
+    """One policy for each part of a route, whose services anyone may call.
+
+    Args:
+        route: the route.
+        run: the run that it serves, whose store it shares.
+        operator_namespace: where the issuer runs.
+        asks_issuer: its pods get their certificates from the chart's own issuer.
+    """
+    ours = {names.ROUTE: route.metadata.name}
+    channels = route.spec.channels.by_name
+    issuer = _issuer_egress(operator_namespace) if asks_issuer else []
+    store = _external_egress(run.spec.storage, None) + issuer
+    signals = _external_egress(run.spec.storage, run.spec.observability.otlp_endpoint) + issuer
+    gateway = {**ours, names.ROLE: names.GATEWAY}
+    to_engines = [_to({**ours, names.ROLE: channel}, channel) for channel in channels]
+    public = {
+        role: {"ports": _ports(PORTS[role].values())} for role in (names.GATEWAY, names.FEEDBACK)
+    }
+    engines = [
+        _policy(
+            route,
+            channel,
+            {**ours, names.ROLE: channel},
+            [_from([gateway], channel)],
+            signals,
+        )
+        for channel in channels
+    ]
+    return [
+        *engines,
+        _policy(route, names.GATEWAY, gateway, [public[names.GATEWAY]], [*store, *to_engines]),
+        _policy(
+            route,
+            names.FEEDBACK,
+            {**ours, names.ROLE: names.FEEDBACK},
+            [public[names.FEEDBACK]],
+            store,
+        ),
+    ]
+
+
 def job_policy(job: Manifest, store: StoreAccess) -> Manifest:
     """The egress policy of a Job that outlives its run and the run's policy."""
     metadata = job["metadata"]
@@ -172,15 +216,15 @@ def job_policy(job: Manifest, store: StoreAccess) -> Manifest:
 
 
 def _policy(
-    owner: RLRun | EnvPool,
+    owner: Owner,
     role: str,
     selected: Selector,
     ingress: Sequence[Rule],
     egress: Sequence[Rule],
 ) -> Manifest:
     # Without a role label: objects with one are taken for running parts.
-    kind = names.RUN if isinstance(owner, RLRun) else names.POOL
-    labels = {names.MANAGED_BY: names.MANAGER, kind: owner.metadata.name}
+    label = {"RLRun": names.RUN, "EnvPool": names.POOL, "PolicyRoute": names.ROUTE}[owner.kind]
+    labels = {names.MANAGED_BY: names.MANAGER, label: owner.metadata.name}
     name = names.child(owner.metadata.name, role)
     # Probes and metrics hold no secrets, and the platform chooses who scrapes them.
     probes = {"ports": _ports([PROBE_PORT])}

@@ -1,4 +1,4 @@
-"""The three kinds as whole objects: metadata, spec, status."""
+"""The kinds as whole objects: metadata, spec, status."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -9,6 +9,8 @@ from etude.common.api.checkpoint.status import CheckpointStatus, SavedCheckpoint
 from etude.common.api.meta import API_VERSION, Model, ObjectMeta
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.common.api.pool.status import EnvPoolStatus
+from etude.common.api.route.spec import PolicyRouteSpec
+from etude.common.api.route.status import PolicyRouteStatus
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.api.run.status import RLRunStatus
 from etude.common.api.storage import Storage
@@ -97,3 +99,14 @@ class Checkpoint(ApiObject):
     def storage(self) -> Storage | None:
         """Access to its store; None for a request that is not fulfilled yet."""
         return self.spec.storage or self.status.storage
+
+
+class PolicyRoute(ApiObject):
+    """A policy that is served to users."""
+
+    kind: Literal["PolicyRoute"] = "PolicyRoute"
+    """PolicyRoute."""
+    spec: PolicyRouteSpec
+    """What is served, and how; the user's."""
+    status: PolicyRouteStatus = Field(default_factory=PolicyRouteStatus)
+    """What was observed; the operator's."""

@@ -9,6 +9,7 @@ from etude.common.tls import metrics
 from etude.common.tls.identity import (
     BROKER,
     EDGE,
+    GATEWAY,
     NODE,
     OPERATOR,
     REWARDS,
@@ -27,6 +28,8 @@ class Bond(Enum):
     """Namespace and run."""
     POOL = auto()
     """Namespace and pool."""
+    ROUTE = auto()
+    """Namespace and route."""
     USE = auto()
     """Namespace; a run's own pool serves that run alone."""
 
@@ -40,6 +43,7 @@ class AllowedCaller(NamedTuple):
 
 _OPERATOR = (AllowedCaller(OPERATOR, Bond.DOMAIN),)
 _TRAINER = (AllowedCaller(TRAINER, Bond.RUN),)
+_GATEWAY = (AllowedCaller(GATEWAY, Bond.ROUTE),)
 _NODE = (AllowedCaller(NODE, Bond.POOL),)
 _BROKER = (AllowedCaller(BROKER, Bond.POOL),)
 _CLIENTS = (
@@ -51,8 +55,9 @@ _CLIENTS = (
 ALLOWED_CALLERS: Mapping[str, tuple[AllowedCaller, ...]] = {
     "etude.v1.RunService": _OPERATOR,
     "etude.v1.PoolService": _OPERATOR,
-    "etude.v1.InferenceService": _TRAINER,
+    "etude.v1.InferenceService": (*_TRAINER, *_GATEWAY),
     "etude.v1.WeightService": _TRAINER,
+    "etude.v1.WeightService/GetWeightStatus": (*_TRAINER, *_GATEWAY),
     "etude.v1.RewardService": _TRAINER,
     "etude.v1.EnvBrokerService": _CLIENTS,
     "etude.v1.EnvBrokerService/Heartbeat": _NODE,
@@ -96,14 +101,14 @@ def _fits(caller: Identity, callee: Identity, allowed: AllowedCaller) -> bool:
         return False
     if not caller.role or not callee.role:
         return True  # one certificate for a namespace cannot tell its holders apart
-    match allowed.bond:
-        case Bond.RUN:
-            return caller.run == callee.run
-        case Bond.POOL:
-            return caller.pool == callee.pool
-        case Bond.USE:
-            return callee.run in {"", caller.run}
+    if allowed.bond is Bond.USE:
+        return callee.run in {"", caller.run}
+    ours, theirs = (getattr(each, _SCOPES[allowed.bond]) for each in (callee, caller))
+    return bool(ours) and ours == theirs
 
+
+_SCOPES = {Bond.RUN: "run", Bond.POOL: "pool", Bond.ROUTE: "route"}
+"""Part of an identity that both must have."""
 
 NAMES = "x509_subject_alternative_name"
 """Property of gRPC with the names of a verified client certificate."""

@@ -11,6 +11,8 @@ from etude.common.api.checkpoint.status import CheckpointStatus
 from etude.common.api.meta import GROUP, NAME, VERSION, Model
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.common.api.pool.status import EnvPoolStatus
+from etude.common.api.route.spec import PolicyRouteSpec
+from etude.common.api.route.status import PolicyRouteStatus
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.api.run.status import RLRunStatus
 from etude.common.api.schema.structural import VALIDATIONS, schema
@@ -199,7 +201,26 @@ ENV_POOL = CrdKind(
     ),
 )
 
-KINDS = (RLRUN, CHECKPOINT, ENV_POOL)
+POLICY_ROUTE = CrdKind(
+    name="PolicyRoute",
+    plural="policyroutes",
+    short="polr",
+    about="A policy that is served to users, by channels of checkpoints.",
+    spec=PolicyRouteSpec,
+    status=PolicyRouteStatus,
+    rules=(NAME_RULE, unchanged("runRef")),
+    columns=(
+        PrinterColumn("Status", ".status.phase"),
+        PrinterColumn("Run", ".spec.runRef.name"),
+        PrinterColumn("Gateways", ".status.gateways"),
+        PrinterColumn("Stable", ".status.stable.engines"),
+        PrinterColumn("Canary", ".status.canary.engines"),
+        PrinterColumn("Age", ".metadata.creationTimestamp", "date"),
+        PrinterColumn("Reason", '.status.conditions[?(@.type=="Available")].reason', wide=True),
+    ),
+)
+
+KINDS = (RLRUN, CHECKPOINT, ENV_POOL, POLICY_ROUTE)
 
 
 def definition(kind: CrdKind) -> dict[str, Any]:
