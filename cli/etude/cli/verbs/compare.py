@@ -1,7 +1,7 @@
 """`etude compare`: one evaluation against another, task by task, and what a gate would say."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -12,28 +12,10 @@ from etude.cli import runs
 from etude.cli.output import Exit, print_row, say
 from etude.cli.verbs.options import AsJson
 from etude.common.errors import Problem, UserError
+from etude.common.evaluation.scores import METRICS
 
 if TYPE_CHECKING:
-    from etude.common.evaluation.comparison import PairedDifference
     from etude.common.evaluation.gate import MarginRule
-    from etude.common.evaluation.scores import Samples
-
-
-class _Metric(NamedTuple):
-    """Meaning of one figure of a rollout's row."""
-
-    is_share: bool = False
-    less_is_better: bool = True
-
-
-METRICS = {
-    "success": _Metric(is_share=True, less_is_better=False),
-    "reward": _Metric(less_is_better=False),
-    "seconds": _Metric(),
-    "read_tokens": _Metric(),
-    "sampled_tokens": _Metric(),
-    "edits_without_evidence": _Metric(),
-}
 
 
 class RecordedEvaluation(NamedTuple):
@@ -58,18 +40,13 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare two recorded evaluations, paired by task, and decide as an evaluation gate does."""
-    from etude.common.evaluation.gate import GateVerdict, decide_gate
+    from etude.common.evaluation.gate import GateVerdict
+    from etude.common.evaluation.row_comparison import compare_rows
 
     rules = [parse_rule(text) for text in margin]
     split = f"eval-{evaluation}"
-    pair = [list(_read_rows(parse_evaluation(text), split)) for text in (served, candidate)]
-    differences = {}
-    for rule in rules:
-        old, new = (samples_of(rows, rule.metric) for rows in pair)
-        if old.keys() & new.keys():
-            lost = (_num_lost(pair[1], new), _num_lost(pair[0], old))
-            differences[rule.metric] = _difference(new, old, lost, is_share=rule.is_share)
-    decision = decide_gate(differences, rules, min_tasks=min_tasks)
+    old, new = (list(_read_rows(parse_evaluation(text), split)) for text in (served, candidate))
+    differences, decision = compare_rows(new, old, rules, min_tasks=min_tasks)
     if as_json:
         figures = {metric: asdict(each) for metric, each in differences.items()}
         results = [asdict(each) for each in decision.results]
@@ -91,46 +68,16 @@ def parse_rule(text: str) -> "MarginRule":
     Raises:
         UserError: there is no such metric, or the margin is no number above 0.
     """
-    from etude.common.evaluation.gate import MarginRule
+    from etude.common.evaluation.row_comparison import metric_rule
 
     name, _, number = text.partition("=")
-    known = METRICS.get(name)
     fix = f"give METRIC=LOSS with one of the metrics {', '.join(METRICS)}"
-    if known is None:
+    if name not in METRICS:
         raise UserError(Problem("Usage", f"names no metric: {name!r}", f"--margin {text}", fix))
     try:
-        return MarginRule(
-            metric=name,
-            margin=float(number),
-            is_share=known.is_share,
-            less_is_better=known.less_is_better,
-        )
+        return metric_rule(name, float(number))
     except ValueError as cause:
         raise UserError(Problem("Usage", str(cause), f"--margin {text}", fix)) from cause
-
-
-def samples_of(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[str, list[float]]:
-    """Values of a metric by task; rollouts that the platform lost have none."""
-    found: dict[str, list[float]] = {}
-    for row in rows:
-        value = row.get(metric)
-        if "reward" in row and isinstance(value, int | float):
-            found.setdefault(str(row.get("task_id")), []).append(float(value))
-    return found
-
-
-def _num_lost(rows: Sized, samples: "Samples") -> int:
-    return len(rows) - sum(map(len, samples.values()))
-
-
-def _difference(
-    candidate: "Samples", served: "Samples", lost: tuple[int, int], *, is_share: bool
-) -> "PairedDifference":
-    from etude.common.evaluation.comparison import compare_by_task
-
-    values = [value for each in (candidate, served) for row in each.values() for value in row]
-    largest = 1.0 if is_share else max(values) - min(values)
-    return compare_by_task(candidate, served, largest_change=largest, lost=lost)
 
 
 def _read_rows(evaluation: RecordedEvaluation, split: str) -> Iterator[dict[str, Any]]:

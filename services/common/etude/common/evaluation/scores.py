@@ -3,11 +3,30 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from etude.common.errors import InvalidFieldError
 
 Samples = Mapping[str, Sequence[float]]
 """Values of one metric by task: one per sample, at least one."""
+
+
+class RowMetric(NamedTuple):
+    """Meaning of one figure of a rollout's row."""
+
+    is_share: bool = False
+    less_is_better: bool = True
+
+
+METRICS = {
+    "success": RowMetric(is_share=True, less_is_better=False),
+    "reward": RowMetric(less_is_better=False),
+    "seconds": RowMetric(),
+    "read_tokens": RowMetric(),
+    "sampled_tokens": RowMetric(),
+    "edits_without_evidence": RowMetric(),
+}
+"""Figures in the row of a rollout, by name."""
 
 
 def mean_at_n(samples: Samples) -> float:
