@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("TRAINER", "INFERENCE", "REWARDS", "ENVSERVER", "OPERATOR", "GATEWAY", "FEEDBACK")
+PARTS = ("TRAINER", "INFERENCE", "REWARDS", "ENVSERVER", "OPERATOR")
 
 
 @dataclass(slots=True)

@@ -7,11 +7,11 @@ MANAGER = "etude"
 
 RUN = "etude.dev/run"
 POOL = "etude.dev/pool"
-ROUTE = "etude.dev/route"
 CHECKPOINT = "etude.dev/checkpoint"
 """As a label for selectors, and as an annotation with the whole name, which may be longer."""
 SAVED_BY = "etude.dev/saved-by"
 """Label of the Jobs of a run's checkpoints, which may outlive the run and belong to no role."""
+EVALUATION = "etude.dev/evaluation"
 ROLE = "etude.dev/role"
 ATTEMPT = "etude.dev/attempt"
 
@@ -39,23 +39,15 @@ ENVIRONMENT_API = "edge"
 POLICY = "policy"
 """Name of a run's Service for clients outside; no role."""
 JANITOR = "janitor"
-GATEWAY = "gateway"
-FEEDBACK = "feedback"
-STABLE = "stable"
-CANARY = "canary"
-"""Engines of a route's channels have the names of the channels."""
-ROLES = frozenset(
-    {
-        *(TRAINER, INFERENCE, REWARDS, BROKER, HOST, ENVIRONMENT_API, JANITOR),
-        *(GATEWAY, FEEDBACK, STABLE, CANARY),
-    }
-)
+EVALUATOR = "evaluator"
+"""Job that drives the rollouts of an evaluation."""
+ROLES = frozenset({TRAINER, INFERENCE, REWARDS, BROKER, HOST, ENVIRONMENT_API, JANITOR, EVALUATOR})
 """Roles of the operator's pods; labels of other pods may have any value."""
 
 RUN_FIELD_MANAGER = "etude/rlrun"
 POOL_FIELD_MANAGER = "etude/envpool"
 CHECKPOINT_FIELD_MANAGER = "etude/checkpoint"
-ROUTE_FIELD_MANAGER = "etude/policyroute"
+EVALUATION_FIELD_MANAGER = "etude/evalrun"
 
 MAX_NAME = 40
 MAX_LABEL = 63

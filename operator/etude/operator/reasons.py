@@ -166,17 +166,11 @@ class Reason(StrEnum):
     WAITING_FOR_RUN = "WaitingForRun"
     """The run that has to write the checkpoint does not run now, or no longer controls it."""
     RUN_NOT_FOUND = "RunNotFound"
-    """The runRef names no run of this namespace, or a run that was replaced by another one."""
+    """The runRef of the checkpoint names no run of this namespace."""
     WRITING = "Writing"
     """The run writes the checkpoint after its next step."""
     RUN_OVER = "RunOver"
     """The run ended before the checkpoint was written."""
-
-    SERVING = "Serving"
-    """Users are served: a gateway and an engine of the stable channel are ready; or, of feedback,
-    its service is."""
-    NOT_SERVING = "NotServing"
-    """Nothing of that kind is ready; the message says of what."""
 
     DELETING = "Deleting"
     """The checkpoint's objects are being deleted."""
@@ -184,3 +178,12 @@ class Reason(StrEnum):
     """The objects could not be deleted; it is retried."""
     DATA_ORPHANED = "DataOrphaned"
     """The namespace was deleted first; the objects stay in the store."""
+
+    WAITING_FOR_BASELINE = "WaitingForBaseline"
+    """The EvalRun of comparison.baselineRef does not exist, or is not Complete."""
+    EVALUATING = "Evaluating"
+    """The Job of the evaluation runs the suites; the message says why a pod does not start."""
+    EVALUATED = "Evaluated"
+    """Every suite has its figures."""
+    EVALUATION_FAILED = "EvaluationFailed"
+    """The Job failed more often than it is repeated; the message is its last error."""

@@ -108,17 +108,19 @@ class Partners:
     node: Node
     rewards: Rewards
     states: States
+    weights: Weights
     target: str = ""
 
 
 @pytest.fixture
 async def partners(model_folder: Path) -> AsyncIterator[Partners]:
     """A world for one rollout worker."""
-    made = Partners(Engine(ChatFormat.load(model_folder)), Broker(), Node(), Rewards(), States())  # type: ignore[abstract] # the other calls never come
+    engine = Engine(ChatFormat.load(model_folder))
+    made = Partners(engine, Broker(), Node(), Rewards(), States(), Weights(engine))  # type: ignore[abstract] # the other calls never come
     server = Server(["scripted"])
     grpc_server = server.grpc_server
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(made.engine, grpc_server)
-    weights_pb2_grpc.add_WeightServiceServicer_to_server(Weights(made.engine), grpc_server)
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(made.weights, grpc_server)
     environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(made.broker, grpc_server)
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(made.node, grpc_server)
     environment_state_pb2_grpc.add_EnvStateServiceServicer_to_server(made.states, grpc_server)

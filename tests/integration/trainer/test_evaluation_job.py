@@ -9,10 +9,11 @@ import pytest
 
 from etude.common.api.run.phases import RolloutPolicy, TaskSet
 from etude.common.api.storage import Storage
-from etude.common.errors import UserError
+from etude.common.errors import CorruptError, StoreError, UserError
 from etude.common.run_folder.record import FolderRecord
 from etude.trainer.commands import evaluate as program
 from etude.trainer.commands.evaluate import EvaluationJob, evaluate
+from etude.trainer.rollouts.suite_results import SuiteResults
 from etude.v1 import weights_pb2
 
 NUM_TASKS = 3
@@ -118,7 +119,7 @@ async def test_a_damaged_result_is_named(job: EvaluationJob, tmp_path: Path) -> 
     await evaluate(job)
     damaged = min((tmp_path / "results/samples").iterdir())
     damaged.write_bytes(b"\xff\xff")
-    with pytest.raises(Exception, match=f"{damaged.name} is no "):
+    with pytest.raises(CorruptError, match=f"{damaged.name} is no "):
         await evaluate(job)
 
 
@@ -130,3 +131,14 @@ def test_a_file_that_is_no_job_is_refused(
     path.write_text(text)
     assert program.main([str(path)]) == 4
     assert f"{path}  is no job" in capsys.readouterr().err
+
+
+async def test_a_store_that_fails_ends_an_evaluation_with_its_own_error(
+    job: EvaluationJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(SuiteResults, "write", fail)
+    with pytest.raises(StoreError, match="the disk is full"):
+        await evaluate(job)

@@ -82,9 +82,24 @@ class Engine(inference_pb2_grpc.InferenceServiceServicer):
 
 @dataclass(slots=True)
 class Weights(weights_pb2_grpc.WeightServiceServicer):
-    """Serves whatever it is told to."""
+    """Serves whatever it is told to, and names the manifests that it is given."""
 
     engine: Engine
+    manifests: dict[int, bytes] = field(default_factory=dict)
+    """SHA-256 by number of version."""
+    target: weights_pb2.PolicyVersion | None = None
+    suspects: bool = False
+    """An audit found its memory damaged."""
+
+    def status(self) -> weights_pb2.WeightStatus:
+        live = self.engine.version
+        return weights_pb2.WeightStatus(
+            state=weights_pb2.REPLICA_STATE_SERVING,
+            live=live,
+            manifest_sha256=self.manifests.get(live.number, b""),
+            target=self.target,
+            suspect_since=live if self.suspects else None,
+        )
 
     @override
     async def CommitVersion(
@@ -106,7 +121,7 @@ class Weights(weights_pb2_grpc.WeightServiceServicer):
             weights_pb2.GetWeightStatusRequest, weights_pb2.GetWeightStatusResponse
         ],
     ) -> weights_pb2.GetWeightStatusResponse:
-        return weights_pb2.GetWeightStatusResponse()
+        return weights_pb2.GetWeightStatusResponse(status=self.status())
 
     @override
     async def WatchWeightStatus(
@@ -156,4 +171,5 @@ class Weights(weights_pb2_grpc.WeightServiceServicer):
             weights_pb2.SetTargetRequest, weights_pb2.SetTargetResponse
         ],
     ) -> weights_pb2.SetTargetResponse:
-        return weights_pb2.SetTargetResponse()
+        self.target = self.engine.version = request.version
+        return weights_pb2.SetTargetResponse(status=self.status())

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from etude.common.api.kinds import EnvPool, PolicyRoute, RLRun
+from etude.common.api.kinds import EnvPool, EvalRun, RLRun
 from etude.common.tls.identity import DOMAIN, Identity
 from etude.operator import names
 from etude.operator.builders.pod import TLS_FOLDER, PodCertificate
-from etude.operator.builders.workload import Owner, object_head
+from etude.operator.builders.workload import Owner, object_head, owner_labels
 from etude.operator.manifests import Manifest
 
 TOKEN_FOLDER = "/var/run/etude-token"  # noqa: S105 - a folder
@@ -60,8 +60,8 @@ class PlatformTls:
     """PEM certificates of its CA."""
 
 
-def run_identity(tls: PlatformTls, run: RLRun, role: str) -> Identity:
-    """Certificate identity of a run's role."""
+def run_identity(tls: PlatformTls, run: RLRun | EvalRun, role: str) -> Identity:
+    """Certificate identity of a role of a run, or of an evaluation, which has no run's name."""
     metadata = run.metadata
     return Identity(domain=tls.domain, namespace=metadata.namespace, run=metadata.name, role=role)
 
@@ -78,16 +78,10 @@ def pool_identity(tls: PlatformTls, pool: EnvPool, role: str) -> Identity:
     )
 
 
-def route_identity(tls: PlatformTls, route: PolicyRoute, role: str) -> Identity:
-    """Certificate identity of a route's part."""
-    metadata = route.metadata
-    return Identity(domain=tls.domain, namespace=metadata.namespace, route=metadata.name, role=role)
-
-
 def certificate_objects(
     owner: Owner, tls: PlatformTls | None, identities: Sequence[Identity]
 ) -> list[Manifest]:
-    """Objects that a run, a pool or a route owns for the certificates of its parts."""
+    """Objects that a run or a pool owns for the certificates of its parts."""
     match tls.mode if tls is not None else None:
         case CertificateMode.CERT_MANAGER:
             assert tls is not None  # noqa: S101 - it has a mode
@@ -124,13 +118,11 @@ def secret_name(identity: Identity) -> str:
     return f"{identity.server_name.partition('.')[0]}-tls"
 
 
-def trust_name(*, run: str = "", pool: str = "", route: str = "") -> str:
-    """Name of the ConfigMap with the CA that the pods of a run, pool or route trust initially.
+def trust_name(*, run: str = "", pool: str = "") -> str:
+    """Name of the ConfigMap with the CA that the pods of a run or a pool trust initially.
 
-    A pool or a route may have the name of a run that it serves.
+    A pool may have the name of a run that uses it.
     """
-    if route:
-        return names.child(route, "route-ca")
     return names.child(pool, "ca") if pool else names.child(run, "trust")
 
 
@@ -162,8 +154,7 @@ def _certificate(owner: Owner, tls: PlatformTls, identity: Identity) -> Manifest
 
 def _trust_map(owner: Owner, tls: PlatformTls) -> Manifest:
     own = owner.metadata.name
-    key = {"RLRun": "run", "EnvPool": "pool", "PolicyRoute": "route"}[owner.kind]
-    name = trust_name(**{key: own})
+    name = trust_name(pool=own) if isinstance(owner, EnvPool) else trust_name(run=own)
     return {
         **object_head(owner, "v1", "ConfigMap", name, _labels(owner)),
         "data": {"ca.crt": tls.trust},
@@ -171,18 +162,15 @@ def _trust_map(owner: Owner, tls: PlatformTls) -> Manifest:
 
 
 def _labels(owner: Owner) -> Mapping[str, str]:
-    # Without a role label: objects with one are taken for running parts.
-    if isinstance(owner, RLRun):
-        return {names.MANAGED_BY: names.MANAGER, names.RUN: owner.metadata.name}
-    if isinstance(owner, PolicyRoute):
-        return {names.MANAGED_BY: names.MANAGER, names.ROUTE: owner.metadata.name}
-    labels = {names.MANAGED_BY: names.MANAGER, names.POOL: owner.metadata.name}
-    return labels | {names.RUN: owner.run} if owner.run else labels
+    labels = owner_labels(owner)
+    if isinstance(owner, EnvPool) and owner.run:
+        labels[names.RUN] = owner.run
+    return labels
 
 
 def _sidecar_certificate(tls: PlatformTls, identity: Identity) -> PodCertificate:
     """Certificate from the issuer through the sidecar. The key never leaves the pod's memory."""
-    trust = trust_name(run=identity.run, pool=identity.pool, route=identity.route)
+    trust = trust_name(run=identity.run, pool=identity.pool)
     token = {"audience": identity.uri, "expirationSeconds": TOKEN_SECONDS, "path": "token"}
     return PodCertificate(
         setting=TLS_FOLDER,

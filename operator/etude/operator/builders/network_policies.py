@@ -1,4 +1,4 @@
-"""NetworkPolicies of runs, pools, routes and checkpoint Jobs.
+"""NetworkPolicies of runs, pools and checkpoint Jobs.
 
 Policies add up and are directed: a connection needs egress at the caller and ingress at the callee.
 """
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlparse
 
-from etude.common.api.kinds import EnvPool, PolicyRoute, RLRun
+from etude.common.api.kinds import EnvPool, EvalRun, RLRun
 from etude.common.api.pool.network import EgressPolicy
 from etude.common.api.run.http_gateway import PolicyGateway
 from etude.common.api.storage import StoreAccess
@@ -15,7 +15,7 @@ from etude.operator import names
 from etude.operator.builders import http_route
 from etude.operator.builders.addresses import ISSUER_PORT, PORTS
 from etude.operator.builders.pod import PROBE_PORT
-from etude.operator.builders.workload import Owner, object_head
+from etude.operator.builders.workload import Owner, object_head, owner_labels
 from etude.operator.manifests import Manifest
 
 ANYWHERE = {
@@ -105,7 +105,8 @@ def pool_policies(
     broker, node, edge = (
         {**ours, names.ROLE: role} for role in (names.BROKER, names.HOST, names.ENVIRONMENT_API)
     )
-    clients: list[Selector] = [{names.ROLE: names.TRAINER}, {names.ROLE: names.REWARDS}, edge]
+    drivers = (names.TRAINER, names.EVALUATOR, names.REWARDS)
+    clients: list[Selector] = [*({names.ROLE: role} for role in drivers), edge]
     issuer = _issuer_egress(operator_namespace) if asks_issuer else []
     signals = _external_egress(None, pool.spec.observability.otlp_endpoint) + issuer
     outside = _external_egress(pool.spec.store, pool.spec.observability.otlp_endpoint) + issuer
@@ -145,46 +146,37 @@ def pool_policies(
     return parts
 
 
-def route_policies(
-    route: PolicyRoute, run: RLRun, operator_namespace: str, *, asks_issuer: bool = False
+def evaluation_policies(
+    evaluation: EvalRun, run: RLRun, operator_namespace: str, *, asks_issuer: bool = False
 ) -> list[Manifest]:
-    """One policy for each part of a route, whose services anyone may call.
+    """One policy for each role of an evaluation.
 
     Args:
-        route: the route.
-        run: the run that it serves, whose store it shares.
-        operator_namespace: where the issuer runs.
+        evaluation: the evaluation.
+        run: of the evaluated checkpoint, whose store, rewards and collector it uses.
+        operator_namespace: namespace of the issuer.
         asks_issuer: its pods get their certificates from the chart's own issuer.
     """
-    ours = {names.ROUTE: route.metadata.name}
-    channels = route.spec.channels.by_name
-    issuer = _issuer_egress(operator_namespace) if asks_issuer else []
-    store = _external_egress(run.spec.storage, None) + issuer
-    signals = _external_egress(run.spec.storage, run.spec.observability.otlp_endpoint) + issuer
-    gateway = {**ours, names.ROLE: names.GATEWAY}
-    to_engines = [_to({**ours, names.ROLE: channel}, channel) for channel in channels]
-    public = {
-        role: {"ports": _ports(PORTS[role].values())} for role in (names.GATEWAY, names.FEEDBACK)
-    }
-    engines = [
-        _policy(
-            route,
-            channel,
-            {**ours, names.ROLE: channel},
-            [_from([gateway], channel)],
-            signals,
-        )
-        for channel in channels
-    ]
+    outside = _external_egress(run.spec.storage, run.spec.observability.otlp_endpoint)
+    egress = [*outside, *(_issuer_egress(operator_namespace) if asks_issuer else [])]
+    pools = sorted({each.pool_ref.name for each in evaluation.spec.environments})
+    environments = [rule for pool in pools for rule in _pool_egress(pool)]
+    rewards = run.spec.roles.rewards
+    judges = _judge_egress(rewards.judge_endpoints) if rewards is not None else []
+    driver, engines, graders = (
+        {names.EVALUATION: evaluation.metadata.name, names.ROLE: role}
+        for role in (names.EVALUATOR, names.INFERENCE, names.REWARDS)
+    )
+    partners = [_to(engines, names.INFERENCE), _to(graders, names.REWARDS)]
     return [
-        *engines,
-        _policy(route, names.GATEWAY, gateway, [public[names.GATEWAY]], [*store, *to_engines]),
+        _policy(evaluation, names.EVALUATOR, driver, [], [*egress, *partners, *environments]),
+        _policy(evaluation, names.INFERENCE, engines, [_from([driver], names.INFERENCE)], egress),
         _policy(
-            route,
-            names.FEEDBACK,
-            {**ours, names.ROLE: names.FEEDBACK},
-            [public[names.FEEDBACK]],
-            store,
+            evaluation,
+            names.REWARDS,
+            graders,
+            [_from([driver], names.REWARDS)],
+            [*egress, *environments, *judges],
         ),
     ]
 
@@ -222,9 +214,7 @@ def _policy(
     ingress: Sequence[Rule],
     egress: Sequence[Rule],
 ) -> Manifest:
-    # Without a role label: objects with one are taken for running parts.
-    label = {"RLRun": names.RUN, "EnvPool": names.POOL, "PolicyRoute": names.ROUTE}[owner.kind]
-    labels = {names.MANAGED_BY: names.MANAGER, label: owner.metadata.name}
+    labels = owner_labels(owner)
     name = names.child(owner.metadata.name, role)
     # Probes and metrics hold no secrets, and the platform chooses who scrapes them.
     probes = {"ports": _ports([PROBE_PORT])}

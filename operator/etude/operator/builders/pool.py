@@ -129,7 +129,7 @@ def _pool_map(pool: EnvPool) -> Manifest:
         spec=pool.spec.model_copy(update=size),
     )
     name = names.child(pool.metadata.name, "pool")
-    return config_map(pool, name, pool_labels(pool), "pool.json", resolved.to_json())
+    return config_map(pool, name, pool_labels(pool), {"pool.json": resolved.to_json()})
 
 
 def _pool_pod(pool: EnvPool, role: str, images: Mapping[str, str], platform: Platform) -> RolePod:

@@ -43,7 +43,6 @@ from etude.operator.builders.workload import (
     ReplicatedRole,
     canonical_json,
     config_map,
-    disruption_budget,
     object_head,
     pod_template,
     service,
@@ -190,14 +189,17 @@ def _run_map(run: RLRun) -> Manifest:
         resume=_resume_at(run),
     )
     name = names.child(run.metadata.name, "run")
-    return config_map(run, name, run_labels(run), "run.json", resolved.to_json())
+    return config_map(run, name, run_labels(run), {"run.json": resolved.to_json()})
 
 
 def _engine_budget(run: RLRun) -> Manifest:
     labels = {**run_labels(run), names.ROLE: names.INFERENCE}
+    spec = {
+        "minAvailable": max(1, pods_by_role(run)[names.INFERENCE] - 1),
+        "selector": {"matchLabels": labels},
+    }
     name = names.child(run.metadata.name, names.INFERENCE)
-    limit = {"minAvailable": max(1, pods_by_role(run)[names.INFERENCE] - 1)}
-    return disruption_budget(run, name, labels, limit)
+    return {**object_head(run, "policy/v1", "PodDisruptionBudget", name, labels), "spec": spec}
 
 
 def _run_pod(run: RLRun, role: str, shape: RunShape, platform: Platform) -> RolePod:

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import TypeVar
 
-from etude.common.api.meta import Model
+from etude.common.api.checkpoint.spec import CheckpointSource
+from etude.common.api.evaluation.spec import EvalRunSpec
+from etude.common.api.meta import Model, Uri
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.errors import Problem, UserError
@@ -44,6 +46,21 @@ class ResolvedPool(Model):
     spec: EnvPoolSpec
 
 
+class ResolvedEvaluation(Model):
+    """An accepted evaluation, as its ConfigMap hands it to its Job."""
+
+    name: str
+    uid: str
+    spec: EvalRunSpec
+    run: ResolvedRun
+    """The run that wrote the checkpoint."""
+    checkpoint: CheckpointSource
+    results: Uri
+    """Prefix of its results, in the run's store."""
+    baseline: Uri | None = None
+    """Prefix of the results to compare with, in the same store."""
+
+
 def read_run(path: Path) -> ResolvedRun:
     """The run that this role belongs to.
 
@@ -60,6 +77,15 @@ def read_pool(path: Path) -> ResolvedPool:
         UserError: the file is missing or is no valid pool.
     """
     return _read(path, ResolvedPool)
+
+
+def read_evaluation(path: Path) -> ResolvedEvaluation:
+    """The evaluation that this process runs.
+
+    Raises:
+        UserError: the file is missing or is no valid evaluation.
+    """
+    return _read(path, ResolvedEvaluation)
 
 
 def _read(path: Path, model: type[M]) -> M:

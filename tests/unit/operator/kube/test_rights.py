@@ -52,8 +52,26 @@ def used(lab: Any, owners: set[str]) -> Iterator[Right]:
         yield right(kind, "update", "finalizers")
 
 
+POOL = {
+    "apiVersion": "etude.dev/v1alpha1",
+    "kind": "EnvPool",
+    "metadata": {"name": "shared", "namespace": "lab"},
+    "spec": {"templates": [{"name": "python", "trust": "Trusted"}], "replicas": 1},
+}
+EVALUATION = {
+    "apiVersion": "etude.dev/v1alpha1",
+    "kind": "EvalRun",
+    "metadata": {"name": "held-out", "namespace": "lab"},
+    "spec": {
+        "checkpointRef": {"name": "demo-s00000020-000000"},
+        "suites": [{"name": "held-out", "uri": "s3://inputs/tasks", "environment": "repos"}],
+        "environments": [{"name": "repos", "poolRef": {"name": "shared"}, "template": "python"}],
+    },
+}
+
+
 async def test_the_operator_has_every_right_that_it_uses_and_no_other(
-    lab: Any, run_body: Any, route_body: Any
+    lab: Any, run_body: Any
 ) -> None:
     owners = set()
 
@@ -65,7 +83,6 @@ async def test_the_operator_has_every_right_that_it_uses_and_no_other(
 
     keep = {"keepLast": 1}
     lab.cluster.upsert(run_body(checkpointing=keep))
-    lab.cluster.upsert(route_body())
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     for step in (10, 20):
@@ -73,6 +90,10 @@ async def test_the_operator_has_every_right_that_it_uses_and_no_other(
         look()
         await lab.finish_jobs()
     await lab.finish_jobs()
+    lab.cluster.upsert(POOL)
+    lab.cluster.upsert(EVALUATION)
+    await lab.settle()
+    look()
     pod = Ref("Pod", "lab", "demo-repos-node-0")
     assert pod in lab.cluster.objects()
     lab.cluster.set_status(pod, {"phase": "Failed"})

@@ -3,7 +3,7 @@
 from etude.common.api.kinds import Checkpoint, RLRun
 from etude.operator.conditions import is_condition_true
 from etude.operator.kube.interface import Cluster
-from etude.operator.manifests import Manifest
+from etude.operator.manifests import Manifest, is_true, ref
 
 REASONS_WITH_MODEL = ("Window", "PhaseEnd", "Final", "Manual", "Imported")
 """Reasons of checkpoints that hold a model folder beside the learner's state."""
@@ -40,13 +40,21 @@ def start_weights_problem(run: RLRun, checkpoint: Checkpoint | None) -> str:
 
 
 def start_sources(cluster: Cluster, namespace: str) -> frozenset[str]:
-    """Names of the checkpoints that runs of a namespace start from."""
-    return frozenset(
-        name
-        for run in cluster.list_objects("RLRun")
-        if run["metadata"].get("namespace", "default") == namespace
-        for name in referenced_checkpoints(run)
+    """Names of the checkpoints that runs of a namespace start from, or that are evaluated now."""
+    named = (
+        *((run, referenced_checkpoints(run)) for run in cluster.list_objects("RLRun")),
+        *((each, _evaluated(each)) for each in cluster.list_objects("EvalRun")),
     )
+    return frozenset(
+        name for owner, found in named if ref(owner).namespace == namespace for name in found
+    )
+
+
+def _evaluated(evaluation: Manifest) -> list[str]:
+    """Name of the checkpoint of an evaluation that is not over."""
+    if is_true(evaluation, "Complete") or is_true(evaluation, "Failed"):
+        return []
+    return [evaluation["spec"]["checkpointRef"]["name"]]
 
 
 def referenced_checkpoints(run: Manifest) -> list[str]:

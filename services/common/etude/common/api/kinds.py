@@ -6,11 +6,11 @@ from pydantic import ConfigDict, Field
 
 from etude.common.api.checkpoint.spec import CheckpointSpec
 from etude.common.api.checkpoint.status import CheckpointStatus, SavedCheckpoint
+from etude.common.api.evaluation.spec import EvalRunSpec
+from etude.common.api.evaluation.status import EvalRunStatus
 from etude.common.api.meta import API_VERSION, Model, ObjectMeta
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.common.api.pool.status import EnvPoolStatus
-from etude.common.api.route.spec import PolicyRouteSpec
-from etude.common.api.route.status import PolicyRouteStatus
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.api.run.status import RLRunStatus
 from etude.common.api.storage import Storage
@@ -101,12 +101,12 @@ class Checkpoint(ApiObject):
         return self.spec.storage or self.status.storage
 
 
-class PolicyRoute(ApiObject):
-    """A policy that is served to users."""
+class EvalRun(ApiObject):
+    """One checkpoint on suites of tasks, compared with another EvalRun's result."""
 
-    kind: Literal["PolicyRoute"] = "PolicyRoute"
-    """PolicyRoute."""
-    spec: PolicyRouteSpec
-    """What is served, and how; the user's."""
-    status: PolicyRouteStatus = Field(default_factory=PolicyRouteStatus)
+    kind: Literal["EvalRun"] = "EvalRun"
+    """EvalRun."""
+    spec: EvalRunSpec
+    """What is evaluated; the user's."""
+    status: EvalRunStatus = Field(default_factory=EvalRunStatus)
     """What was observed; the operator's."""

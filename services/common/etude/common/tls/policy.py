@@ -9,7 +9,7 @@ from etude.common.tls import metrics
 from etude.common.tls.identity import (
     BROKER,
     EDGE,
-    GATEWAY,
+    EVALUATOR,
     NODE,
     OPERATOR,
     REWARDS,
@@ -28,8 +28,6 @@ class Bond(Enum):
     """Namespace and run."""
     POOL = auto()
     """Namespace and pool."""
-    ROUTE = auto()
-    """Namespace and route."""
     USE = auto()
     """Namespace; a run's own pool serves that run alone."""
 
@@ -42,12 +40,12 @@ class AllowedCaller(NamedTuple):
 
 
 _OPERATOR = (AllowedCaller(OPERATOR, Bond.DOMAIN),)
-_TRAINER = (AllowedCaller(TRAINER, Bond.RUN),)
-_GATEWAY = (AllowedCaller(GATEWAY, Bond.ROUTE),)
+_DRIVERS = (AllowedCaller(TRAINER, Bond.RUN), AllowedCaller(EVALUATOR, Bond.RUN))
 _NODE = (AllowedCaller(NODE, Bond.POOL),)
 _BROKER = (AllowedCaller(BROKER, Bond.POOL),)
 _CLIENTS = (
     AllowedCaller(TRAINER, Bond.USE),
+    AllowedCaller(EVALUATOR, Bond.USE),
     AllowedCaller(REWARDS, Bond.USE),
     AllowedCaller(EDGE, Bond.POOL),
 )
@@ -55,10 +53,9 @@ _CLIENTS = (
 ALLOWED_CALLERS: Mapping[str, tuple[AllowedCaller, ...]] = {
     "etude.v1.RunService": _OPERATOR,
     "etude.v1.PoolService": _OPERATOR,
-    "etude.v1.InferenceService": (*_TRAINER, *_GATEWAY),
-    "etude.v1.WeightService": _TRAINER,
-    "etude.v1.WeightService/GetWeightStatus": (*_TRAINER, *_GATEWAY),
-    "etude.v1.RewardService": _TRAINER,
+    "etude.v1.InferenceService": _DRIVERS,
+    "etude.v1.WeightService": _DRIVERS,
+    "etude.v1.RewardService": _DRIVERS,
     "etude.v1.EnvBrokerService": _CLIENTS,
     "etude.v1.EnvBrokerService/Heartbeat": _NODE,
     "etude.v1.EnvNodeService": _CLIENTS,
@@ -101,14 +98,14 @@ def _fits(caller: Identity, callee: Identity, allowed: AllowedCaller) -> bool:
         return False
     if not caller.role or not callee.role:
         return True  # one certificate for a namespace cannot tell its holders apart
-    if allowed.bond is Bond.USE:
-        return callee.run in {"", caller.run}
-    ours, theirs = (getattr(each, _SCOPES[allowed.bond]) for each in (callee, caller))
-    return bool(ours) and ours == theirs
+    match allowed.bond:
+        case Bond.RUN:
+            return caller.run == callee.run
+        case Bond.POOL:
+            return caller.pool == callee.pool
+        case Bond.USE:
+            return callee.run in {"", caller.run}
 
-
-_SCOPES = {Bond.RUN: "run", Bond.POOL: "pool", Bond.ROUTE: "route"}
-"""Part of an identity that both must have."""
 
 NAMES = "x509_subject_alternative_name"
 """Property of gRPC with the names of a verified client certificate."""

@@ -160,6 +160,9 @@ async def evaluate(job: EvaluationJob) -> Row:
                     limits=job.rollout,
                 )
             )
+        except ExceptionGroup as failed:
+            # Groups run beside each other: the first error has ended the others.
+            raise failed.exceptions[0] from failed
         finally:
             await worker.close()
     rows = rollout_rows(_sort(records), chat)

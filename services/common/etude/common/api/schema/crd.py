@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from etude.common.api import yaml_documents
 from etude.common.api.checkpoint.spec import CheckpointSpec
 from etude.common.api.checkpoint.status import CheckpointStatus
+from etude.common.api.evaluation.spec import EvalRunSpec
+from etude.common.api.evaluation.status import EvalRunStatus
 from etude.common.api.meta import GROUP, NAME, VERSION, Model
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.common.api.pool.status import EnvPoolStatus
-from etude.common.api.route.spec import PolicyRouteSpec
-from etude.common.api.route.status import PolicyRouteStatus
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.api.run.status import RLRunStatus
 from etude.common.api.schema.structural import VALIDATIONS, schema
@@ -201,26 +201,40 @@ ENV_POOL = CrdKind(
     ),
 )
 
-POLICY_ROUTE = CrdKind(
-    name="PolicyRoute",
-    plural="policyroutes",
-    short="polr",
-    about="A policy that is served to users, by channels of checkpoints.",
-    spec=PolicyRouteSpec,
-    status=PolicyRouteStatus,
-    rules=(NAME_RULE, unchanged("runRef")),
+EVAL_RUN = CrdKind(
+    name="EvalRun",
+    plural="evalruns",
+    short="evr",
+    about="One checkpoint on suites of tasks, compared with another EvalRun's result.",
+    spec=EvalRunSpec,
+    status=EvalRunStatus,
+    selectable=(".spec.checkpointRef.name", ".status.phase"),
+    rules=(
+        NAME_RULE,
+        RootRule(
+            cel="self.spec == oldSelf.spec",
+            message="spec is immutable, since a result is of one spec: make another EvalRun",
+            field_path=".spec",
+        ),
+    ),
     columns=(
+        PrinterColumn("Checkpoint", ".spec.checkpointRef.name"),
         PrinterColumn("Status", ".status.phase"),
-        PrinterColumn("Run", ".spec.runRef.name"),
-        PrinterColumn("Gateways", ".status.gateways"),
-        PrinterColumn("Stable", ".status.stable.engines"),
-        PrinterColumn("Canary", ".status.canary.engines"),
+        PrinterColumn("Suites", ".status.summary.suites"),
+        PrinterColumn("Samples", ".spec.samples", "integer"),
+        PrinterColumn("Mean", ".status.summary.mean"),
+        PrinterColumn("Best", ".status.summary.bestOf"),
+        PrinterColumn("Verdict", ".status.verdict"),
         PrinterColumn("Age", ".metadata.creationTimestamp", "date"),
-        PrinterColumn("Reason", '.status.conditions[?(@.type=="Available")].reason', wide=True),
+        PrinterColumn("Baseline", ".spec.comparison.baselineRef.name", wide=True),
+        PrinterColumn("Policy", ".status.policy", wide=True),
+        PrinterColumn("Lost", ".status.summary.lost", "integer", wide=True),
+        PrinterColumn("Reason", '.status.conditions[?(@.type=="Complete")].reason', wide=True),
+        PrinterColumn("Results", ".status.results.uri", wide=True),
     ),
 )
 
-KINDS = (RLRUN, CHECKPOINT, ENV_POOL, POLICY_ROUTE)
+KINDS = (RLRUN, CHECKPOINT, ENV_POOL, EVAL_RUN)
 
 
 def definition(kind: CrdKind) -> dict[str, Any]:

@@ -1,0 +1,89 @@
+"""Observed state of an evaluation, from caches alone."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from etude.common.api.kinds import ApiObject, Checkpoint, EnvPool, EvalRun, RLRun
+from etude.operator import names
+from etude.operator.conditions import ConditionFact
+from etude.operator.evaluations.children import job_ref
+from etude.operator.kube.interface import Cluster
+from etude.operator.manifests import Manifest, Ref, labels, ref, uid
+
+M = TypeVar("M", bound=ApiObject)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedEvaluation:
+    """Everything that a decision about an evaluation depends on."""
+
+    checkpoint: Checkpoint | None = None
+    run: RLRun | None = None
+    """The run that wrote the checkpoint."""
+    namesake: bool = False
+    """A run of the namespace has the name of the evaluation."""
+    pools: Mapping[str, EnvPool] = field(default_factory=dict)
+    """By environment; without those that do not exist."""
+    baseline: EvalRun | None = None
+    children: Mapping[Ref, Manifest] = field(default_factory=dict)
+    pods: Sequence[Manifest] = ()
+    """Pods of engines and rewards."""
+    job_pods: Sequence[Manifest] = ()
+    problem: ConditionFact | None = None
+    """The rejection that kept the last decision from being carried out."""
+
+
+def observe_evaluation(
+    cluster: Cluster, evaluation: EvalRun, problem: ConditionFact | None
+) -> ObservedEvaluation:
+    """Observe an evaluation, the objects that it names, and its children."""
+    namespace = evaluation.metadata.namespace
+    spec = evaluation.spec
+    children = {ref(m): m for m in cluster.list_owned(evaluation.metadata.uid)}
+    job = children.get(job_ref(evaluation))
+    sets = [m for key, m in children.items() if key.kind == "StatefulSet"]
+    checkpoint = _read(cluster, Checkpoint, "Checkpoint", namespace, spec.checkpoint_ref.name)
+    comparison = spec.comparison
+    return ObservedEvaluation(
+        checkpoint=checkpoint,
+        run=_run(cluster, checkpoint),
+        namesake=cluster.get(Ref("RLRun", namespace, evaluation.metadata.name)) is not None,
+        pools={
+            each.name: pool
+            for each in spec.environments
+            if (pool := _read(cluster, EnvPool, "EnvPool", namespace, each.pool_ref.name))
+        },
+        baseline=None
+        if comparison is None
+        else _read(cluster, EvalRun, "EvalRun", namespace, comparison.baseline_ref.name),
+        children=children,
+        pods=[pod for each in sets for pod in cluster.list_owned(uid(each))],
+        job_pods=[] if job is None else list(cluster.list_owned(uid(job))),
+        problem=problem,
+    )
+
+
+def _run(cluster: Cluster, checkpoint: Checkpoint | None) -> RLRun | None:
+    """The run that wrote a checkpoint; None if it is gone, or another has its name."""
+    about = checkpoint.spec.run_ref if checkpoint is not None else None
+    if checkpoint is None or about is None:
+        return None
+    run = _read(cluster, RLRun, "RLRun", checkpoint.metadata.namespace, about.name)
+    return None if run is None or about.uid not in {None, run.metadata.uid} else run
+
+
+def _read(cluster: Cluster, model: type[M], kind: str, namespace: str, name: str) -> M | None:
+    """An object by name; None if it is missing or its spec is invalid."""
+    found = cluster.get(Ref(kind, namespace, name))
+    with suppress(ValidationError):
+        return None if found is None else model.parse_known_fields(found)
+    return None
+
+
+def evaluation_of(child: Manifest) -> str | None:
+    """Name of the evaluation that a child belongs to."""
+    return labels(child).get(names.EVALUATION)

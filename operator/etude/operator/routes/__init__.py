@@ -1,1 +1,0 @@
-"""Reconciliation of routes."""

@@ -1,0 +1,1 @@
+"""Spec and status of an EvalRun."""

@@ -1,0 +1,116 @@
+"""EvalRun: one checkpoint on suites of tasks, and its comparison with another EvalRun's result."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from etude.common.api.meta import NAMED, Fraction, Model, Name, NameRef, Rule, UniqueBy, Uri, number
+from etude.common.api.run.phases import RolloutPolicy
+
+MAX_SUITES = 8
+"""The figures of all suites fit the message with which a container ends."""
+
+
+class EvaluationSuite(Model):
+    """A set of tasks that no training sees."""
+
+    name: Name
+    """Prefix of its figures."""
+    uri: Uri
+    """A folder of task folders in Harbor layout, in the store of the checkpoint's run."""
+    environment: Name
+    """Entry of environments in which its tasks run."""
+    limit: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Tasks at most, the first ones by name; all of them unless set."""
+
+
+class EvaluationEnvironment(Model):
+    """Environments of an evaluation, from a pool."""
+
+    name: Name
+    """Name that suites refer to."""
+    pool_ref: NameRef
+    """An EnvPool of the same namespace; a pool that a run owns serves that run alone."""
+    template: Name
+    """Template of the pool in which the tasks start."""
+
+
+class EvaluationMargin(Model):
+    """Largest loss in one metric that the evaluated checkpoint may have."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="double(self.largestLoss) > 0.0",
+            holds=lambda s: number(s.largest_loss) > 0,
+            message="largestLoss must be above 0: no number of tasks proves that nothing is lost",
+            fix='give a loss that is acceptable, for example "0.02"',
+            field_path=".largestLoss",
+        ),
+    )
+
+    metric: Literal[
+        "Success", "Reward", "Seconds", "ReadTokens", "SampledTokens", "EditsWithoutEvidence"
+    ]
+    """Success and Reward are better when larger, the others when smaller."""
+    largest_loss: Fraction
+    """In the metric's unit; "0.02" of Success is two points."""
+
+
+class EvaluationComparison(Model):
+    """Comparison with another EvalRun's result, paired by task, as an evaluation gate decides."""
+
+    baseline_ref: NameRef
+    """An EvalRun of this namespace, which is awaited; its suites of the same names are compared."""
+    margins: Annotated[
+        tuple[EvaluationMargin, ...], Field(min_length=1, max_length=6), UniqueBy("metric")
+    ] = (EvaluationMargin(metric="Success", largest_loss="0.02"),)
+    """All of them must hold in every suite."""
+    min_tasks: Annotated[int, Field(ge=1, le=1_000_000)] = 100
+    """Fewer common tasks of a suite decide nothing."""
+
+
+class EvalRunSpec(Model):
+    """A checkpoint, the suites to evaluate it on, and its comparison; immutable."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.suites.all(s, self.environments.exists(e, e.name == s.environment))",
+            holds=lambda s: {x.environment for x in s.suites} <= {e.name for e in s.environments},
+            message="environment of each of suites must be the name of one of environments",
+            fix="add the environment, with poolRef and template, or name another",
+            field_path=".suites",
+        ),
+        Rule(
+            cel="!self.greedy || self.samples == 1",
+            holds=lambda s: not s.greedy or s.samples == 1,
+            message="greedy needs samples 1: the likeliest tokens are the same in every sample",
+            fix="set samples: 1, or greedy: false",
+            field_path=".samples",
+        ),
+    )
+
+    checkpoint_ref: NameRef
+    """A Ready Checkpoint of this namespace that a run wrote; its policy version is served. It is
+    not superseded while the evaluation is not over. Engine, rewards and store are its run's."""
+    suites: Annotated[
+        tuple[EvaluationSuite, ...], Field(min_length=1, max_length=MAX_SUITES), NAMED
+    ]
+    """Tasks, in the order in which they are run."""
+    environments: Annotated[
+        tuple[EvaluationEnvironment, ...], Field(min_length=1, max_length=16), NAMED
+    ]
+    """Pools of the tasks."""
+    samples: Annotated[int, Field(ge=1, le=64)] = 1
+    """Rollouts of each task, for the mean and the best of several."""
+    greedy: bool = False
+    """Take the likeliest token, instead of sampling at temperature 1."""
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """Seeds of all rollouts follow from it."""
+    rollout: RolloutPolicy = Field(default_factory=RolloutPolicy)
+    """Limits of a rollout."""
+    engines: Annotated[int, Field(ge=1, le=64)] = 1
+    """Engines, each as the run's role inference describes it."""
+    comparison: EvaluationComparison | None = None
+    """Comparison with another checkpoint; none unless set."""
+    timeout_seconds: Annotated[int, Field(ge=60, le=31_536_000)] = 86_400
+    """Longest time of the Job, with its repetitions."""

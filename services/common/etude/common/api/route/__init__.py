@@ -1,1 +1,0 @@
-"""PolicyRoute: specification and status."""
