@@ -51,7 +51,7 @@ def namespace(kubectl: Program) -> Iterator[str]:
 def install(kubectl: Program, folder: Path) -> None:
     kubectl("apply", "--server-side", "--force-conflicts", "-f", str(folder))
     kubectl("wait", "--for=condition=Established", "-f", str(folder), "--timeout=60s")
-    testbeds.wait_until_listed(kubectl, *(kind.plural for kind in crd.KINDS))
+    testbeds.wait_until_listed(kubectl, *(path.stem for path in folder.glob("*.yaml")))
 
 
 def objects(kind: crd.CrdKind) -> Iterator[dict[str, Any]]:
@@ -69,6 +69,8 @@ def test_objects_of_an_earlier_release_are_read_and_written_by_this_one_without_
     install(kubectl, version)
     before: list[dict[str, Any]] = []
     for kind in crd.KINDS:
+        if not (version / f"{kind.plural}.yaml").exists():
+            continue
         taken = 0
         for number, body in enumerate(objects(kind)):
             named = {**body, "metadata": {"name": f"o{number}", "namespace": namespace}}

@@ -35,11 +35,11 @@ UNSEEN: dict[Right, str] = {
     Right("etude.dev", f"{plural}/finalizers", "update"): (
         "OwnerReferencesPermissionEnforcement asks for it inside another request"
     )
-    for plural in ("rlruns", "envpools")
+    for plural in ("rlruns", "envpools", "policyroutes")
 }
 UNSEEN |= {
     Right(group, plural, "get"): "whose an object is, of a name that is taken"
-    for group, plural in (*CHANGED, ("", "pods"), ("batch", "jobs"))
+    for group, plural in (*CHANGED, ("", "pods"), ("batch", "jobs"), ("apps", "deployments"))
 }
 UNSEEN |= {
     Right(group, plural, "patch"): "another release may render it otherwise"
@@ -82,7 +82,7 @@ def test_a_life_of_every_kind_uses_each_right_and_lacks_none(
 ) -> None:
     address = f"127.{random.randint(2, 250)}.{random.randint(1, 250)}.1"
     with process.running(audited, tmp_path) as operator:
-        for part in ("checkpoint", "pool", "run"):
+        for part in ("checkpoint", "pool", "run", "route"):
             own = f"{namespace}-{part}"
             assert api.call(
                 "POST", "/api/v1/namespaces", json.dumps({"metadata": {"name": own}})

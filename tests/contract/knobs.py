@@ -16,27 +16,53 @@ def under(prefix: str, readers: dict[str, str]) -> Iterator[tuple[str, str]]:
         yield f"{prefix}.{name}" if name else prefix, reader
 
 
-ROLE = {
-    "image": f"{OPERATOR}.builders.run spec",
-    "gpusPerReplica": f"{OPERATOR}.builders.run spec",
-    "cpu": f"{OPERATOR}.builders.run spec",
-    "memory": f"{OPERATOR}.builders.run spec",
-    "env[].name": f"{OPERATOR}.builders.run item",
-    "env[].value": f"{OPERATOR}.builders.run item",
-    "nodeSelector": f"{OPERATOR}.builders.run spec",
-    "gpuResource": f"{OPERATOR}.builders.run spec",
-    "resourceClaims[].name": f"{OPERATOR}.builders.pod claim",
-    "resourceClaims[].resourceClaimTemplateName": f"{OPERATOR}.builders.pod claim",
+SIZE = ("image", "cpu", "memory", "nodeSelector")
+
+
+def pods(builder: str, owner: str, classes: str, grace: str) -> dict[str, str]:
+    """The readers of the fields of a role's pods."""
+    return {
+        **dict.fromkeys(
+            ("image", "gpusPerReplica", "cpu", "memory", "nodeSelector", "gpuResource"),
+            f"{builder} {owner}",
+        ),
+        "env[].name": f"{builder} item",
+        "env[].value": f"{builder} item",
+        "resourceClaims[].name": f"{OPERATOR}.builders.pod claim",
+        "resourceClaims[].resourceClaimTemplateName": f"{OPERATOR}.builders.pod claim",
+        **TOLERATIONS,
+        "priorityClassName": classes,
+        "runtimeClassName": classes,
+        **{
+            f"podTemplate.{name}": f"{OPERATOR}.builders.pod_overrides given"
+            for name in ("labels", "annotations", "spec")
+        },
+        "terminationGracePeriodSeconds": grace,
+    }
+
+
+TOLERATIONS = {
+    f"tolerations[].{name}": f"{OPERATOR}.builders.pod toleration"
+    for name in ("key", "operator", "value", "effect")
+}
+OVERRIDES = f"{OPERATOR}.builders.pod_overrides spec"
+ROLE = pods(f"{OPERATOR}.builders.run", "spec", OVERRIDES, OVERRIDES)
+ROUTE_PARTS = f"{OPERATOR}.builders.route"
+CHANNEL = pods(
+    ROUTE_PARTS, "engines", f"{ROUTE_PARTS} engines", "etude.common.api.run.role_spec self"
+)
+ENGINES = {
+    "maxModelLen": "etude.inference.settings role",
+    "maxConcurrent": "etude.inference.settings role",
+    "kvCacheMib": "etude.inference.settings role",
     **{
-        f"tolerations[].{name}": f"{OPERATOR}.builders.pod toleration"
-        for name in ("key", "operator", "value", "effect")
+        f"engine.{name}": "etude.inference.engine.arguments settings"
+        for name in (
+            *("tensorParallel", "pipelineParallel", "dataParallel", "expertParallel"),
+            *("memoryShare", "kvCacheDtype", "quantization", "engineArgs"),
+        )
     },
-    "priorityClassName": f"{OPERATOR}.builders.pod_overrides spec",
-    "runtimeClassName": f"{OPERATOR}.builders.pod_overrides spec",
-    "podTemplate.labels": f"{OPERATOR}.builders.pod_overrides given",
-    "podTemplate.annotations": f"{OPERATOR}.builders.pod_overrides given",
-    "podTemplate.spec": f"{OPERATOR}.builders.pod_overrides given",
-    "terminationGracePeriodSeconds": f"{OPERATOR}.builders.pod_overrides spec",
+    "engine.maxBatchedTokens": "etude.inference.engine.replica options.engine",
 }
 EGRESS = "etude.envserver.egress.environment_egress"
 EGRESS_RULE = {
@@ -247,19 +273,8 @@ RLRUN = {
     "roles.inference.maxReplicas": "etude.common.api.run.roles self",
     "roles.inference.autoscaling.mode": f"{OPERATOR}.runs.capacity.engine_count",
     "roles.inference.autoscaling.targetStepSeconds": f"{OPERATOR}.runs.capacity.engine_count",
-    "roles.inference.maxModelLen": "etude.inference.settings role",
-    "roles.inference.maxConcurrent": "etude.inference.settings role",
-    "roles.inference.kvCacheMib": "etude.inference.settings role",
+    **dict(under("roles.inference", ENGINES)),
     "roles.inference.evaluationReplicas": f"{CONTROLLER}.lifecycle role",
-    "roles.inference.engine.tensorParallel": "etude.inference.engine.arguments settings",
-    "roles.inference.engine.pipelineParallel": "etude.inference.engine.arguments settings",
-    "roles.inference.engine.dataParallel": "etude.inference.engine.arguments settings",
-    "roles.inference.engine.expertParallel": "etude.inference.engine.arguments settings",
-    "roles.inference.engine.memoryShare": "etude.inference.engine.arguments settings",
-    "roles.inference.engine.kvCacheDtype": "etude.inference.engine.arguments settings",
-    "roles.inference.engine.maxBatchedTokens": "etude.inference.engine.replica options.engine",
-    "roles.inference.engine.quantization": "etude.inference.engine.arguments settings",
-    "roles.inference.engine.engineArgs": "etude.inference.engine.arguments settings",
     "roles.environments[].name": f"{OPERATOR}.builders.run role",
     "roles.environments[].poolRef.name": f"{OPERATOR}.builders.run_spec",
     **dict(under("roles.environments[].poolTemplate", POOL)),
@@ -353,6 +368,33 @@ CHECKPOINT = {
     "deletionPolicy": f"{OPERATOR}.checkpoints.decide",
 }
 
+SERVICE = {
+    **dict.fromkeys(
+        ("image", "cpu", "memory", "nodeSelector", "priorityClassName"), f"{ROUTE_PARTS} spec"
+    ),
+    **TOLERATIONS,
+    "tlsRef.name": f"{ROUTE_PARTS} tls_ref",
+}
+ROUTE = {
+    "runRef.name": f"{OPERATOR}.routes.decide",
+    "model": ROUTE_PARTS,
+    **dict(under("channels.stable", CHANNEL | ENGINES)),
+    "channels.stable.replicas": f"{ROUTE_PARTS} engines",
+    **dict(under("channels.canary", CHANNEL | ENGINES)),
+    "channels.canary.replicas": f"{ROUTE_PARTS} engines",
+    **dict(under("gateway", SERVICE)),
+    "gateway.keysRef.name": f"{ROUTE_PARTS} keys_ref",
+    "gateway.replicas": ROUTE_PARTS,
+    "gateway.recordUnencrypted": ROUTE_PARTS,
+    **{
+        f"gateway.limits.{name}": ROUTE_PARTS
+        for name in ("bodyMib", "sessionTokens", "waitingMib", "outageSeconds", "turnSeconds")
+    },
+    **dict(under("feedback", SERVICE)),
+    "feedback.keysRef.name": f"{ROUTE_PARTS} keys_ref",
+    "feedback.secretRef.name": f"{ROUTE_PARTS} secret_ref",
+    "feedback.keyStoreUri": ROUTE_PARTS,
+}
 DRIVER = f"{TRAINER}.commands.evaluate_checkpoint"
 EVAL_RUN = {
     "checkpointRef.name": f"{OPERATOR}.evaluations.observe",
@@ -375,7 +417,13 @@ EVAL_RUN = {
     "comparison.minTasks": DRIVER,
     "timeoutSeconds": f"{OPERATOR}.evaluations.children",
 }
-KNOBS = {"RLRun": RLRUN, "Checkpoint": CHECKPOINT, "EnvPool": POOL, "EvalRun": EVAL_RUN}
+KNOBS = {
+    "RLRun": RLRUN,
+    "Checkpoint": CHECKPOINT,
+    "EnvPool": POOL,
+    "PolicyRoute": ROUTE,
+    "EvalRun": EVAL_RUN,
+}
 """By kind: field path below spec → module that reads it, and from which name where that is not the
 parent's own: `settings` for `settings.beta1`, which would be `optimizer.beta1`. `column` and a name
 stand for a figure that kubectl shows; PEOPLE for one that it shows in full only."""

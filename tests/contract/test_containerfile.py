@@ -39,7 +39,17 @@ def test_each_role_has_a_target_of_its_own_extra() -> None:
         used = re.findall(r"--extra (\S+)", synced)
         assert used[0] == target
         assert set(used) <= extras.keys()
-    assert {"operator", "rewards", "envserver", "trainer", "inference", "cpu", "gpu"} <= {*TARGETS}
+    assert {
+        "operator",
+        "rewards",
+        "gateway",
+        "feedback",
+        "envserver",
+        "trainer",
+        "inference",
+        "cpu",
+        "gpu",
+    } <= {*TARGETS}
 
 
 def test_ray_is_where_a_login_shell_looks_for_it() -> None:

@@ -144,7 +144,7 @@ def test_each_part_of_a_run_is_frozen_or_reaches_a_run_that_works() -> None:
 
 
 def test_every_kind_has_a_short_name_and_the_category() -> None:
-    for kind, short in zip(crd.KINDS, ("rlr", "ckpt", "envp", "evr"), strict=True):
+    for kind, short in zip(crd.KINDS, ("rlr", "ckpt", "envp", "polr", "evr"), strict=True):
         names = crd.definition(kind)["spec"]["names"]
         assert names["shortNames"] == [short]
         assert names["categories"] == ["etude"]

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("TRAINER", "INFERENCE", "REWARDS", "ENVSERVER", "OPERATOR")
+PARTS = ("TRAINER", "INFERENCE", "REWARDS", "ENVSERVER", "OPERATOR", "GATEWAY", "FEEDBACK")
 
 
 @dataclass(slots=True)

@@ -59,7 +59,7 @@ async def test_p20_an_operator_of_another_version_restarts_no_pod(lab: Lab) -> N
         assert scene.problems() == []
 
 
-_PARTS = ("TRAINER", "INFERENCE", "REWARDS", "ENVSERVER", "OPERATOR")
+_PARTS = ("TRAINER", "INFERENCE", "REWARDS", "ENVSERVER", "OPERATOR", "GATEWAY", "FEEDBACK")
 
 
 def _uids(scene) -> dict[str, str]:

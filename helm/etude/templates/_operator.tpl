@@ -11,7 +11,7 @@
   valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
 - {name: ETUDE_LEASE, value: {{ include "etude.name" . }}-operator}
 - {name: ETUDE_WATCH_NAMESPACES, value: {{ join "," .Values.watch.namespaces | quote }}}
-{{- range $role := list "trainer" "inference" "rewards" "envserver" "operator" }}
+{{- range $role := list "trainer" "inference" "rewards" "envserver" "operator" "gateway" "feedback" }}
 - {name: ETUDE_IMAGE_{{ upper $role }}, value: {{ include "etude.image" (dict "root" $ "role" $role) | quote }}}
 {{- end }}
 - {name: ETUDE_ALLOW_WEAK_ISOLATION, value: {{ ternary "1" "0" .Values.isolation.allowProcess | quote }}}

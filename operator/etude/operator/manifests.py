@@ -27,6 +27,7 @@ RESOURCES: Mapping[str, ApiResource] = {
     "Service": ApiResource("v1", "services"),
     "ConfigMap": ApiResource("v1", "configmaps"),
     "StatefulSet": ApiResource("apps/v1", "statefulsets"),
+    "Deployment": ApiResource("apps/v1", "deployments"),
     "Job": ApiResource("batch/v1", "jobs"),
     "PodDisruptionBudget": ApiResource("policy/v1", "poddisruptionbudgets"),
     "NetworkPolicy": ApiResource("networking.k8s.io/v1", "networkpolicies"),
@@ -63,7 +64,8 @@ IMMUTABLE = (*CREATE_ONLY, "Pod", "Job")
 
 CREATED_BY_POST = (
     *IMMUTABLE,
-    *("StatefulSet", "Service", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy"),
+    *("StatefulSet", "Deployment", "Service", "ConfigMap"),
+    *("PodDisruptionBudget", "NetworkPolicy"),
 )
 """Kinds that are created with POST and applied only for changes.
 

@@ -7,6 +7,7 @@ MANAGER = "etude"
 
 RUN = "etude.dev/run"
 POOL = "etude.dev/pool"
+ROUTE = "etude.dev/route"
 CHECKPOINT = "etude.dev/checkpoint"
 """As a label for selectors, and as an annotation with the whole name, which may be longer."""
 SAVED_BY = "etude.dev/saved-by"
@@ -39,14 +40,25 @@ ENVIRONMENT_API = "edge"
 POLICY = "policy"
 """Name of a run's Service for clients outside; no role."""
 JANITOR = "janitor"
+GATEWAY = "gateway"
+FEEDBACK = "feedback"
+STABLE = "stable"
+CANARY = "canary"
+"""Engines of a route's channels have the names of the channels."""
 EVALUATOR = "evaluator"
 """Job that drives the rollouts of an evaluation."""
-ROLES = frozenset({TRAINER, INFERENCE, REWARDS, BROKER, HOST, ENVIRONMENT_API, JANITOR, EVALUATOR})
+ROLES = frozenset(
+    {
+        *(TRAINER, INFERENCE, REWARDS, BROKER, HOST, ENVIRONMENT_API, JANITOR),
+        *(GATEWAY, FEEDBACK, STABLE, CANARY, EVALUATOR),
+    }
+)
 """Roles of the operator's pods; labels of other pods may have any value."""
 
 RUN_FIELD_MANAGER = "etude/rlrun"
 POOL_FIELD_MANAGER = "etude/envpool"
 CHECKPOINT_FIELD_MANAGER = "etude/checkpoint"
+ROUTE_FIELD_MANAGER = "etude/policyroute"
 EVALUATION_FIELD_MANAGER = "etude/evalrun"
 
 MAX_NAME = 40

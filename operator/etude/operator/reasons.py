@@ -166,11 +166,17 @@ class Reason(StrEnum):
     WAITING_FOR_RUN = "WaitingForRun"
     """The run that has to write the checkpoint does not run now, or no longer controls it."""
     RUN_NOT_FOUND = "RunNotFound"
-    """The runRef of the checkpoint names no run of this namespace."""
+    """The runRef names no run of this namespace, or a run that was replaced by another one."""
     WRITING = "Writing"
     """The run writes the checkpoint after its next step."""
     RUN_OVER = "RunOver"
     """The run ended before the checkpoint was written."""
+
+    SERVING = "Serving"
+    """Users are served: a gateway and an engine of the stable channel are ready; or, of feedback,
+    its service is."""
+    NOT_SERVING = "NotServing"
+    """Nothing of that kind is ready; the message says of what."""
 
     DELETING = "Deleting"
     """The checkpoint's objects are being deleted."""

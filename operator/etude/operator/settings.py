@@ -14,7 +14,7 @@ from etude.operator.builders.platform import Platform
 
 RATE_PER_S = 500
 """Enough for 20 new runs per second; API servers shed load before this harms them."""
-PARTS = ("trainer", "inference", "rewards", "envserver", "operator")
+PARTS = ("trainer", "inference", "rewards", "envserver", "operator", "gateway", "feedback")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,9 @@ BUNDLED = (
     "prioritylevelconfiguration-flowcontrol-v1.json",
 )
 """Kinds of Kubernetes that we make, as files of schemas."""
-IMAGES = dict.fromkeys(("trainer", "inference", "rewards", "envserver", "operator"), "a/b:1")
+IMAGES = dict.fromkeys(
+    ("trainer", "inference", "rewards", "envserver", "operator", "gateway", "feedback"), "a/b:1"
+)
 
 
 @pytest.fixture(scope="session")

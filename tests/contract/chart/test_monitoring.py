@@ -17,15 +17,16 @@ ALERTS: list[dict[str, Any]] = yaml.safe_load((CHART / "files" / "alerts.yaml").
 SCRAPED = {"namespace", "pod"}
 """Labels that every target has."""
 OF_RUN = SCRAPED | {"run", "role"}
+OF_ROUTE = SCRAPED | {"route", "role"}
 FROM_PODS = {
     "Operator": SCRAPED,
     "Trainer": OF_RUN,
-    "Inference": OF_RUN,
+    "Inference": OF_RUN | OF_ROUTE,
     "Rewards": OF_RUN,
-    "Gateway": SCRAPED,
-    "Feedback": SCRAPED,
+    "Gateway": OF_ROUTE,
+    "Feedback": OF_ROUTE,
     "Environments: broker and nodes": OF_RUN | {"pool"},
-    "Every part: certificates": OF_RUN | {"pool"},
+    "Every part: certificates": OF_RUN | {"pool", "route"},
 }
 """Likewise with those that our PodMonitors take from the pods' own."""
 ENDINGS = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge": ("",)}
@@ -166,7 +167,7 @@ def test_prometheus_scrapes_the_operator_and_what_it_makes() -> None:
         assert (endpoint["port"], endpoint["interval"]) == ("probe", "1m")
     relabelings = runs["spec"]["podMetricsEndpoints"][0]["relabelings"]
     taken = {each["targetLabel"] for each in relabelings}
-    assert taken == {"run", "pool", "role"}
+    assert taken == {"run", "pool", "route", "role"}
 
 
 def test_prometheus_looks_where_the_operator_serves() -> None:
@@ -218,7 +219,7 @@ def test_dashboards_are_config_maps_that_a_sidecar_finds() -> None:
     folder = {"grafana_folder": "Etude"}
     chart = monitored(dashboards={"enabled": True, "labels": {"team": "rl"}, "annotations": folder})
     maps = chart.of("ConfigMap")
-    assert len(maps) == len(BOARDS) == 4
+    assert len(maps) == len(BOARDS) == 5
     for each in maps:
         assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
         assert each["metadata"]["labels"]["team"] == "rl"

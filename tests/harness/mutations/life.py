@@ -139,6 +139,23 @@ class Life:
         self.until(lambda: not list(self.api.listed("NetworkPolicy", self.namespace)), "policies")
         self.api.call("DELETE", path_of("EnvPool", self.namespace, "base"))
 
+    def route(self) -> None:
+        """A route of a run that nobody trains is made, gets more gateways, loses its canary."""
+        run = schema.base(crd.RLRUN)
+        run["spec"]["managedBy"] = "example.com/nobody"
+        self._make("RLRun", run)
+        body = schema.base(crd.POLICY_ROUTE)
+        self._make("PolicyRoute", body)
+        self.until(lambda: self._has("PolicyRoute", "Accepted"), "the route is accepted")
+        self.until(lambda: len(list(self.api.listed("Deployment", self.namespace))) == 2, "parts")
+        replicas = body["spec"]["gateway"]["replicas"] + 1
+        channels = {"canary": None}
+        self._patch("PolicyRoute", {"gateway": {"replicas": replicas}, "channels": channels})
+        self.until(
+            lambda: len(list(self.api.listed("StatefulSet", self.namespace))) == 1,
+            "the canary goes",
+        )
+
     def checkpoint(self) -> None:
         """A checkpoint is made by somebody, verified, pinned, and deleted with its data."""
         body = schema.base(crd.CHECKPOINT)

@@ -7,8 +7,8 @@ from typing import Any
 from tests.harness.mutations.api import Api
 
 KINDS = (
-    *("StatefulSet", "Service", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy", "Job", "Pod"),
-    *("EnvPool", "Checkpoint"),
+    *("StatefulSet", "Deployment", "Service", "ConfigMap", "PodDisruptionBudget"),
+    *("NetworkPolicy", "Job", "Pod", "EnvPool", "Checkpoint"),
 )
 OURS = ("app.kubernetes.io/managed-by", "etude")
 VOLATILE = {

@@ -71,6 +71,32 @@ def run_body() -> Build:
     return run_manifest
 
 
+def route_manifest(**spec: Any) -> dict[str, Any]:
+    body = {
+        "runRef": {"name": "demo"},
+        "channels": {"stable": {"replicas": 2, "cpu": "4"}, "canary": {}},
+        "gateway": {"keysRef": {"name": "gateway-keys"}},
+        "feedback": {
+            "keysRef": {"name": "feedback-keys"},
+            "secretRef": {"name": "ledger"},
+            "keyStoreUri": "s3://keys-of-users/coder",
+        },
+    }
+    metadata = {"name": "coder", "namespace": "lab", "uid": "uid-route", "generation": 1}
+    return {
+        "apiVersion": "etude.dev/v1alpha1",
+        "kind": "PolicyRoute",
+        "metadata": metadata,
+        "spec": {**body, **spec},
+    }
+
+
+@pytest.fixture
+def route_body() -> Build:
+    """Makes the manifest of a route with the given parts of the spec replaced."""
+    return route_manifest
+
+
 @pytest.fixture
 def run() -> RLRun:
     return RLRun.model_validate(run_manifest())
@@ -88,7 +114,7 @@ def pool() -> EnvPool:
 
 @pytest.fixture
 def platform() -> Platform:
-    parts = ("trainer", "inference", "rewards", "envserver", "operator")
+    parts = ("trainer", "inference", "rewards", "envserver", "operator", "gateway", "feedback")
     images = {part: f"etude/{part}:1" for part in parts}
     return Platform(images=images, allows_weak_isolation=True, namespace="etude-system")
 

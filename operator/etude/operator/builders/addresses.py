@@ -12,6 +12,10 @@ PORTS: Mapping[str, Mapping[str, int]] = {
     names.HOST: {"grpc": 7030},
     names.ENVIRONMENT_API: {"http": 7050},
     names.REWARDS: {"grpc": 7040},
+    names.STABLE: {"grpc": 7010},
+    names.CANARY: {"grpc": 7010},
+    names.GATEWAY: {"http": 7080},
+    names.FEEDBACK: {"http": 7090},
 }
 
 ISSUER_PORT = 7060

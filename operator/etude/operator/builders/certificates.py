@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from etude.common.api.kinds import EnvPool, EvalRun, RLRun
+from etude.common.api.kinds import EnvPool, EvalRun, PolicyRoute, RLRun
 from etude.common.tls.identity import DOMAIN, Identity
 from etude.operator import names
 from etude.operator.builders.pod import TLS_FOLDER, PodCertificate
@@ -78,10 +78,16 @@ def pool_identity(tls: PlatformTls, pool: EnvPool, role: str) -> Identity:
     )
 
 
+def route_identity(tls: PlatformTls, route: PolicyRoute, role: str) -> Identity:
+    """Certificate identity of a route's part."""
+    metadata = route.metadata
+    return Identity(domain=tls.domain, namespace=metadata.namespace, route=metadata.name, role=role)
+
+
 def certificate_objects(
     owner: Owner, tls: PlatformTls | None, identities: Sequence[Identity]
 ) -> list[Manifest]:
-    """Objects that a run or a pool owns for the certificates of its parts."""
+    """Objects that a run, a pool or a route owns for the certificates of its parts."""
     match tls.mode if tls is not None else None:
         case CertificateMode.CERT_MANAGER:
             assert tls is not None  # noqa: S101 - it has a mode
@@ -118,11 +124,13 @@ def secret_name(identity: Identity) -> str:
     return f"{identity.server_name.partition('.')[0]}-tls"
 
 
-def trust_name(*, run: str = "", pool: str = "") -> str:
-    """Name of the ConfigMap with the CA that the pods of a run or a pool trust initially.
+def trust_name(*, run: str = "", pool: str = "", route: str = "") -> str:
+    """Name of the ConfigMap with the CA that the pods of a run, pool or route trust initially.
 
-    A pool may have the name of a run that uses it.
+    A pool or a route may have the name of a run that it serves.
     """
+    if route:
+        return names.child(route, "route-ca")
     return names.child(pool, "ca") if pool else names.child(run, "trust")
 
 
@@ -154,7 +162,8 @@ def _certificate(owner: Owner, tls: PlatformTls, identity: Identity) -> Manifest
 
 def _trust_map(owner: Owner, tls: PlatformTls) -> Manifest:
     own = owner.metadata.name
-    name = trust_name(pool=own) if isinstance(owner, EnvPool) else trust_name(run=own)
+    key = {"RLRun": "run", "EvalRun": "run", "EnvPool": "pool", "PolicyRoute": "route"}
+    name = trust_name(**{key[owner.kind]: own})
     return {
         **object_head(owner, "v1", "ConfigMap", name, _labels(owner)),
         "data": {"ca.crt": tls.trust},
@@ -170,7 +179,7 @@ def _labels(owner: Owner) -> Mapping[str, str]:
 
 def _sidecar_certificate(tls: PlatformTls, identity: Identity) -> PodCertificate:
     """Certificate from the issuer through the sidecar. The key never leaves the pod's memory."""
-    trust = trust_name(run=identity.run, pool=identity.pool)
+    trust = trust_name(run=identity.run, pool=identity.pool, route=identity.route)
     token = {"audience": identity.uri, "expirationSeconds": TOKEN_SECONDS, "path": "token"}
     return PodCertificate(
         setting=TLS_FOLDER,

@@ -1,4 +1,4 @@
-"""NetworkPolicies of runs, pools and checkpoint Jobs.
+"""NetworkPolicies of runs, pools, routes and checkpoint Jobs.
 
 Policies add up and are directed: a connection needs egress at the caller and ingress at the callee.
 """
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlparse
 
-from etude.common.api.kinds import EnvPool, EvalRun, RLRun
+from etude.common.api.kinds import EnvPool, EvalRun, PolicyRoute, RLRun
 from etude.common.api.pool.network import EgressPolicy
 from etude.common.api.run.http_gateway import PolicyGateway
 from etude.common.api.storage import StoreAccess
@@ -144,6 +144,50 @@ def pool_policies(
             )
         )
     return parts
+
+
+def route_policies(
+    route: PolicyRoute, run: RLRun, operator_namespace: str, *, asks_issuer: bool = False
+) -> list[Manifest]:
+    """One policy for each part of a route, whose services anyone may call.
+
+    Args:
+        route: the route.
+        run: the run that it serves, whose store it shares.
+        operator_namespace: where the issuer runs.
+        asks_issuer: its pods get their certificates from the chart's own issuer.
+    """
+    ours = {names.ROUTE: route.metadata.name}
+    channels = route.spec.channels.by_name
+    issuer = _issuer_egress(operator_namespace) if asks_issuer else []
+    store = _external_egress(run.spec.storage, None) + issuer
+    signals = _external_egress(run.spec.storage, run.spec.observability.otlp_endpoint) + issuer
+    gateway = {**ours, names.ROLE: names.GATEWAY}
+    to_engines = [_to({**ours, names.ROLE: channel}, channel) for channel in channels]
+    public = {
+        role: {"ports": _ports(PORTS[role].values())} for role in (names.GATEWAY, names.FEEDBACK)
+    }
+    engines = [
+        _policy(
+            route,
+            channel,
+            {**ours, names.ROLE: channel},
+            [_from([gateway], channel)],
+            signals,
+        )
+        for channel in channels
+    ]
+    return [
+        *engines,
+        _policy(route, names.GATEWAY, gateway, [public[names.GATEWAY]], [*store, *to_engines]),
+        _policy(
+            route,
+            names.FEEDBACK,
+            {**ours, names.ROLE: names.FEEDBACK},
+            [public[names.FEEDBACK]],
+            store,
+        ),
+    ]
 
 
 def evaluation_policies(

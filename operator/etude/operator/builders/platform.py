@@ -15,6 +15,10 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     names.BROKER: ("etude-envserver", "broker"),
     names.HOST: ("etude-envserver", "node"),
     names.ENVIRONMENT_API: ("etude-envserver", "edge"),
+    names.GATEWAY: ("etude-gateway",),
+    names.FEEDBACK: ("etude-feedback",),
+    names.STABLE: ("etude-inference",),
+    names.CANARY: ("etude-inference",),
 }
 """Commands of the roles, in the images of the platform."""
 
@@ -24,7 +28,7 @@ class Platform:
     """Configuration of the operator's installation, the same for every object."""
 
     images: Mapping[str, str] = field(default_factory=dict)
-    """Default image of trainer, inference, rewards and envserver."""
+    """Default image of trainer, inference, rewards, envserver, gateway and feedback."""
     has_shared_files: bool = False
     """file:// means the same folder in every role: true on the local runtime."""
     allows_weak_isolation: bool = False

@@ -21,6 +21,7 @@ POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 """Field path of a pod's index in its StatefulSet."""
 
 _READ_ONLY = frozenset({"spec", "keys", "egress", "tls"})
+"""Volumes; those of secret folders are read-only too."""
 
 START_LIMIT_S = 600
 """Importing a training stack or an engine on a busy node may take minutes."""
@@ -72,6 +73,15 @@ class PodResources:
     """Resources of device plugins, one of each."""
 
 
+class SecretFolder(NamedTuple):
+    """Entries of a Secret as files of a folder."""
+
+    volume: str
+    path: str
+    secret: str
+    entries: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodFiles:
     """Volumes of a pod, in addition to its scratch folders and its certificate."""
@@ -82,6 +92,8 @@ class PodFiles:
     """Secret whose entry `keys` is a file in KEYS_FOLDER."""
     egress_secrets: Sequence[tuple[str, str]] = ()
     """Names and keys of Secrets, each a file NAME/KEY in EGRESS_FOLDER."""
+    folders: Sequence[SecretFolder] = ()
+    """Further Secrets."""
     shared_memory: bool = False
     """Its processes exchange data through /dev/shm."""
 
@@ -128,6 +140,8 @@ class RolePod:
     more_secrets: Sequence[str] = ()
     """Further ones."""
     grace_s: int = 60
+    delay_s: int = 0
+    """Wait before SIGTERM, in which callers learn that the pod goes; part of the grace period."""
     seccomp_profile: str | None = None
     """Localhost profile of the node, where the runtime's default forbids what the role does."""
     certificate: PodCertificate | None = None
@@ -255,8 +269,13 @@ def _container(pod: RolePod) -> Manifest:
         **(_ports_and_probes(pod) if pod.ports else {}),
         "securityContext": {**_RESTRICTED, **_seccomp(pod)},
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [_mount(name, path) for name, path in _mounts(pod).items()],
+        "volumeMounts": [
+            *(_mount(name, path) for name, path in _mounts(pod).items()),
+            *(_mount(f.volume, f.path) | {"readOnly": True} for f in pod.files.folders),
+        ],
     }
+    if pod.delay_s:
+        container["lifecycle"] = {"preStop": {"sleep": {"seconds": pod.delay_s}}}
     secrets = [*([] if pod.secret is None else [pod.secret]), *pod.more_secrets]
     if secrets:
         container["envFrom"] = [{"secretRef": {"name": secret}} for secret in secrets]
@@ -347,7 +366,14 @@ def _mount(name: str, path: str) -> Manifest:
 
 def _volumes(pod: RolePod) -> list[Manifest]:
     own = [_volume(name, pod.files) for name in _mounts(pod) if name != "tls"]
+    own += [_secret_volume(folder) for folder in pod.files.folders]
     return own if pod.certificate is None else [*own, *pod.certificate.volumes]
+
+
+def _secret_volume(folder: SecretFolder) -> Manifest:
+    items = [{"key": entry, "path": entry} for entry in folder.entries]
+    secret = {"secretName": folder.secret, "items": items, "defaultMode": 0o440}
+    return {"name": folder.volume, "secret": secret}
 
 
 def _volume(name: str, files: PodFiles) -> Manifest:

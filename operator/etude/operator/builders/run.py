@@ -43,6 +43,7 @@ from etude.operator.builders.workload import (
     ReplicatedRole,
     canonical_json,
     config_map,
+    disruption_budget,
     object_head,
     pod_template,
     service,
@@ -194,12 +195,9 @@ def _run_map(run: RLRun) -> Manifest:
 
 def _engine_budget(run: RLRun) -> Manifest:
     labels = {**run_labels(run), names.ROLE: names.INFERENCE}
-    spec = {
-        "minAvailable": max(1, pods_by_role(run)[names.INFERENCE] - 1),
-        "selector": {"matchLabels": labels},
-    }
     name = names.child(run.metadata.name, names.INFERENCE)
-    return {**object_head(run, "policy/v1", "PodDisruptionBudget", name, labels), "spec": spec}
+    limit = {"minAvailable": max(1, pods_by_role(run)[names.INFERENCE] - 1)}
+    return disruption_budget(run, name, labels, limit)
 
 
 def _run_pod(run: RLRun, role: str, shape: RunShape, platform: Platform) -> RolePod:

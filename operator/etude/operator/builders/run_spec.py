@@ -1,7 +1,8 @@
 """Spec of a run as its children need it: roles, pod counts, pool names, labels."""
 
 from etude.common.api.kinds import RLRun
-from etude.common.api.run.roles import EnvironmentRole, RoleSpec
+from etude.common.api.run.role_spec import RoleSpec
+from etude.common.api.run.roles import EnvironmentRole
 from etude.common.api.run.spec import RLRunSpec
 from etude.operator import names
 from etude.operator.builders.kuberay import num_workers

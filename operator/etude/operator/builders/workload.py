@@ -4,14 +4,14 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from etude.common.api.kinds import EnvPool, EvalRun, RLRun
+from etude.common.api.kinds import EnvPool, EvalRun, PolicyRoute, RLRun
 from etude.common.api.meta import API_VERSION
 from etude.operator import names
 from etude.operator.builders.pod import RolePod, pod_spec
 from etude.operator.builders.strategic_merge import strategic_merge
 from etude.operator.manifests import Manifest, stamp_digest
 
-Owner = RLRun | EnvPool | EvalRun
+Owner = RLRun | EnvPool | PolicyRoute | EvalRun
 """An object with children."""
 
 POD_GROUP_ANNOTATION = "scheduling.k8s.io/group-name"
@@ -85,6 +85,44 @@ def stateful_set(
     return {**object_head(owner, "apps/v1", "StatefulSet", name, labels), "spec": spec}
 
 
+def rolling_set(
+    owner: Owner, name: str, labels: Mapping[str, str], pod: RolePod, *, replicas: int
+) -> Manifest:
+    """A StatefulSet that replaces one pod after the other when its template changes."""
+    manifest = stateful_set(owner, name, labels, pod, replicas=replicas, attempt=0)
+    return {**manifest, "spec": {**manifest["spec"], "updateStrategy": {"type": "RollingUpdate"}}}
+
+
+def deployment(
+    owner: Owner, name: str, labels: Mapping[str, str], pod: RolePod, *, replicas: int | None = None
+) -> Manifest:
+    """A Deployment whose pods are replaced by ones that are ready.
+
+    Args:
+        owner: its owner.
+        name: of it.
+        labels: of it and of its pods.
+        pod: its pods.
+        replicas: their number; None for one of which there are never two.
+    """
+    surge = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    spec = {
+        "replicas": 1 if replicas is None else replicas,
+        "strategy": {"type": "Recreate"} if replicas is None else surge,
+        "selector": {"matchLabels": dict(labels)},
+        "template": pod_template(labels, pod, 0),
+    }
+    return {**object_head(owner, "apps/v1", "Deployment", name, labels), "spec": spec}
+
+
+def disruption_budget(
+    owner: Owner, name: str, labels: Mapping[str, str], limit: Mapping[str, int]
+) -> Manifest:
+    """A PodDisruptionBudget for pods with these labels."""
+    spec = {**limit, "selector": {"matchLabels": dict(labels)}}
+    return {**object_head(owner, "policy/v1", "PodDisruptionBudget", name, labels), "spec": spec}
+
+
 def keep_selector(manifest: Manifest, live: Manifest | None) -> Manifest:
     """The manifest with the selector of the live StatefulSet, which is immutable.
 
@@ -131,8 +169,13 @@ def object_head(
 
 def owner_labels(owner: Owner) -> dict[str, str]:
     """Labels of a child that no role has: objects with a role's label are taken for its parts."""
-    key = {"RLRun": names.RUN, "EnvPool": names.POOL, "EvalRun": names.EVALUATION}[owner.kind]
-    return {names.MANAGED_BY: names.MANAGER, key: owner.metadata.name}
+    keys = {
+        "RLRun": names.RUN,
+        "EnvPool": names.POOL,
+        "PolicyRoute": names.ROUTE,
+        "EvalRun": names.EVALUATION,
+    }
+    return {names.MANAGED_BY: names.MANAGER, keys[owner.kind]: owner.metadata.name}
 
 
 def owner_reference(owner: Owner) -> Manifest:

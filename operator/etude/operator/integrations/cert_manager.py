@@ -5,8 +5,8 @@ Its Secrets outlive their Certificates and the CRDs: pods with a Secret start an
 
 from collections.abc import Collection, Iterable
 
-from etude.common.api.kinds import EnvPool, RLRun
 from etude.operator.builders.certificates import CertificateMode, PlatformTls
+from etude.operator.builders.workload import Owner
 from etude.operator.conditions import ConditionFact, false_condition
 from etude.operator.manifests import Manifest
 from etude.operator.reasons import Reason
@@ -32,9 +32,9 @@ def is_cert_manager_missing(tls: PlatformTls | None, served: Collection[str]) ->
 
 
 def cert_manager_problem(
-    owner: RLRun | EnvPool, tls: PlatformTls | None, served: Collection[str]
+    owner: Owner, tls: PlatformTls | None, served: Collection[str]
 ) -> ConditionFact | None:
-    """The finding against a run or pool that cannot start; a started one only needs its Secrets."""
+    """The finding against an owner that cannot start; a started one only needs its Secrets."""
     if owner.status.resolved is not None or not is_cert_manager_missing(tls, served):
         return None
     message = (

@@ -11,6 +11,7 @@ ROLES = frozenset(
     {
         *(identities.TRAINER, identities.INFERENCE, identities.REWARDS),
         *(identities.BROKER, identities.NODE, identities.EDGE, identities.EVALUATOR),
+        *(identities.GATEWAY, identities.FEEDBACK, identities.STABLE, identities.CANARY),
     }
 )
 _ACCOUNT = "system:serviceaccount:"
@@ -67,7 +68,8 @@ def rejection_reason(
     account = user.removeprefix(_ACCOUNT)
     if identity.role == identities.OPERATOR:
         home = operator.partition(":")[0]
-        is_it = not identity.run and not identity.pool and identity.namespace == home
+        is_part = identity.run or identity.pool or identity.route
+        is_it = not is_part and identity.namespace == home
         return "" if account == operator and is_it else "only the operator's account may have it"
     return _namespace_problem(account.partition(":")[0], identity)
 

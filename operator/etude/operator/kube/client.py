@@ -79,7 +79,7 @@ def _union(one: Mapping[str, Any], other: Mapping[str, Any]) -> Manifest:
 
 log = logging.getLogger(__name__)
 
-POD_OWNERS = (*CREATE_ONLY, "StatefulSet")
+POD_OWNERS = (*CREATE_ONLY, "StatefulSet", "Deployment")
 
 FORBIDDEN_RETRY_S = 2.0
 """Delay before a forbidden write is repeated: an API server that starts forbids everything."""

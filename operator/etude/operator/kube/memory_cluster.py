@@ -56,7 +56,7 @@ def no_fault(verb: str, ref: Ref) -> None:
 
 @dataclass(slots=True)
 class MemoryCluster(CachedCluster):
-    """Objects, versions, owners, finalizers, StatefulSets and Jobs; no scheduler, no quota.
+    """Objects, versions, owners, finalizers, workload controllers; no scheduler, no quota.
 
     Manifests are never changed in place, here or by the operator, and so they are shared.
 
@@ -267,7 +267,7 @@ class MemoryCluster(CachedCluster):
             self.kubelet.stop(self, live)
         elif kind == "Pod" and "status" not in live:
             self.kubelet.start(self, live)
-        elif kind == "StatefulSet":
+        elif kind in {"StatefulSet", "Deployment"}:  # whose ReplicaSets are left out
             self._enact(kubernetes_controllers.stateful_set_changes(live, self._pods(live)))
         elif kind == "Job":
             self._control_job(live)

@@ -28,8 +28,8 @@ from etude.operator.manifests import (
 log = logging.getLogger(__name__)
 
 CHILDREN = (
-    *("StatefulSet", "Service", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy", "Job"),
-    "Pod",
+    *("StatefulSet", "Deployment", "Service", "ConfigMap", "PodDisruptionBudget"),
+    *("NetworkPolicy", "Job", "Pod"),
 )
 """Kinds watched here. kopf watches the operator's own kinds; this module lists those at the start
 and checks them for gaps."""

@@ -1,4 +1,4 @@
-"""StatefulSet and Job controllers as pure functions, for clusters in memory."""
+"""StatefulSet, Deployment and Job controllers as pure functions, for clusters in memory."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -8,18 +8,10 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.lint.messages import abbreviate_names
 from etude.common.api.lint.operator_rules import UNCOUNTED, UNCOUNTED_FIX
 from etude.common.api.run.algorithms import check_algorithm
-from etude.common.api.run.pod_template import (
-    directive_errors,
-    duplicate_errors,
-    host_access_errors,
-    is_reserved,
-    shape_errors,
-    variable_names,
-)
 from etude.common.api.run.rewards import check_function
 from etude.common.api.run.status import RLRunStatus
 from etude.operator.actions import ClockReading
-from etude.operator.builders import run_spec
+from etude.operator.builders import pod_overrides, run_spec
 from etude.operator.builders.platform import Platform
 from etude.operator.clock import rfc3339
 from etude.operator.conditions import ACCEPTED, ConditionFact, false_condition, merge_conditions
@@ -69,8 +61,9 @@ def _wrong_parameters(run: RLRun, platform: Platform) -> Iterator[str]:
         at = f"spec.roles.rewards.functions[{index}].parameters"
         yield from _check_parameters(at, check_function, part.function, part.parameters)
     yield from _uncounted_budget(run)
-    yield from _reserved_names(run)
-    yield from _wrong_templates(run)
+    for role in run_spec.pods_by_role(run):
+        at = f"spec.roles.{role}"
+        yield from pod_overrides.override_problems(run_spec.role_spec(run, role), role, at)
 
 
 def _check_parameters(
@@ -91,30 +84,6 @@ def _uncounted_budget(run: RLRun) -> Iterator[str]:
         if run.spec.budget.gpu_hours and spec.resource_claims and not spec.gpus_per_replica:
             problem = f"{UNCOUNTED}, and roles.{role} has no others; {UNCOUNTED_FIX}"
             yield f"spec.budget.gpuHours: {problem}"
-
-
-def _reserved_names(run: RLRun) -> Iterator[str]:
-    for role in run_spec.pods_by_role(run):
-        for item in run_spec.role_spec(run, role).env:
-            if is_reserved(item.name):
-                yield f"spec.roles.{role}.env: {item.name} is set by the operator; remove it"
-
-
-def _wrong_templates(run: RLRun) -> Iterator[str]:
-    """Pod templates that would override fields of the operator."""
-    for role in run_spec.pods_by_role(run):
-        spec, at = run_spec.role_spec(run, role).pod_template.spec, f"spec.roles.{role}.podTemplate"
-        for message in shape_errors(spec, role):
-            yield f"{at}.spec.{message}"
-        for message in (
-            *directive_errors(spec),
-            *host_access_errors(spec),
-            *duplicate_errors(spec),
-        ):
-            yield f"{at}.spec.{message}; remove it"
-        for name in variable_names(spec, role):
-            if is_reserved(name):
-                yield f"{at}.spec.containers: {name} is set by the operator; remove it"
 
 
 def _wrong_pools(run: RLRun, observed: ObservedRun, platform: Platform) -> Iterator[ConditionFact]:

@@ -16,6 +16,7 @@ IDENTITIES = st.builds(
     namespace=NAMES,
     run=st.just("") | NAMES,
     pool=st.just("") | NAMES,
+    route=st.just("") | NAMES,
     role=st.just("") | st.sampled_from(ROLES),
 )
 
@@ -48,6 +49,7 @@ def test_what_is_not_an_identity_of_ours_is_none(text: str) -> None:
     [
         ("spiffe://d/ns/lab/run/demo/role/trainer", "demo-trainer.lab.svc"),
         ("spiffe://d/ns/lab/pool/shared/role/broker", "shared-broker.lab.svc"),
+        ("spiffe://d/ns/lab/route/coder/role/stable", "coder-stable.lab.svc"),
         ("spiffe://d/ns/lab/run/demo/pool/demo-repos/role/node", "demo-repos-node.lab.svc"),
         ("spiffe://d/ns/lab", "*.lab.svc"),
     ],

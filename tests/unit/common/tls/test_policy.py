@@ -107,6 +107,25 @@ def test_a_host_speaks_to_its_own_broker_alone() -> None:
     assert refusal(who("node", run="", pool="q"), broker, beat)
 
 
+def test_gateways_call_the_engines_of_their_own_route_alone() -> None:
+    def of(route: str, role: str) -> Identity:
+        return Identity(domain="d", namespace="lab", route=route, role=role)
+
+    for called in (
+        "/etude.v1.InferenceService/Generate",
+        "/etude.v1.InferenceService/GetEngineInfo",
+        "/etude.v1.WeightService/GetWeightStatus",
+    ):
+        assert not refusal(of("a", "gateway"), of("a", "stable"), called)
+        assert refusal(of("b", "gateway"), of("a", "stable"), called)
+        # One without a route calls nobody, and a run's engines are its trainer's.
+        for caller in (of("", "gateway"), of("a", "gateway")):
+            assert refusal(caller, who("inference"), called)
+        assert refusal(who("trainer"), of("a", "stable"), called)
+        assert refusal(who("trainer", run=""), of("a", "stable"), called)
+    assert refusal(of("a", "gateway"), of("a", "stable"), "/etude.v1.WeightService/CommitVersion")
+
+
 @given(st.sampled_from(METHODS), st.sampled_from(("operator", *IN_RUN, *IN_POOL)))
 def test_another_trust_domain_is_another_world(method: str, role: str) -> None:
     stranger = replace(who(role), domain="elsewhere")

@@ -71,7 +71,7 @@ EVALUATION = {
 
 
 async def test_the_operator_has_every_right_that_it_uses_and_no_other(
-    lab: Any, run_body: Any
+    lab: Any, run_body: Any, route_body: Any
 ) -> None:
     owners = set()
 
@@ -83,6 +83,7 @@ async def test_the_operator_has_every_right_that_it_uses_and_no_other(
 
     keep = {"keepLast": 1}
     lab.cluster.upsert(run_body(checkpointing=keep))
+    lab.cluster.upsert(route_body())
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     for step in (10, 20):

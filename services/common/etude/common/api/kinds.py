@@ -11,6 +11,8 @@ from etude.common.api.evaluation.status import EvalRunStatus
 from etude.common.api.meta import API_VERSION, Model, ObjectMeta
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.common.api.pool.status import EnvPoolStatus
+from etude.common.api.route.spec import PolicyRouteSpec
+from etude.common.api.route.status import PolicyRouteStatus
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.api.run.status import RLRunStatus
 from etude.common.api.storage import Storage
@@ -99,6 +101,17 @@ class Checkpoint(ApiObject):
     def storage(self) -> Storage | None:
         """Access to its store; None for a request that is not fulfilled yet."""
         return self.spec.storage or self.status.storage
+
+
+class PolicyRoute(ApiObject):
+    """A policy that is served to users."""
+
+    kind: Literal["PolicyRoute"] = "PolicyRoute"
+    """PolicyRoute."""
+    spec: PolicyRouteSpec
+    """What is served, and how; the user's."""
+    status: PolicyRouteStatus = Field(default_factory=PolicyRouteStatus)
+    """What was observed; the operator's."""
 
 
 class EvalRun(ApiObject):

@@ -11,6 +11,10 @@ REWARDS = "rewards"
 BROKER = "broker"
 NODE = "node"
 EDGE = "edge"
+GATEWAY = "gateway"
+FEEDBACK = "feedback"
+STABLE = "stable"
+CANARY = "canary"
 EVALUATOR = "evaluator"
 """Drives the rollouts of an EvalRun, whose parts have identities like those of a run."""
 
@@ -20,19 +24,21 @@ DOMAIN = "etude.dev"
 _LABEL = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 _URI = re.compile(
     rf"spiffe://(?P<domain>{_LABEL})/ns/(?P<namespace>{_LABEL})"
-    rf"(/run/(?P<run>{_LABEL}))?(/pool/(?P<pool>{_LABEL}))?(/role/(?P<role>[a-z]+))?"
+    rf"(/run/(?P<run>{_LABEL}))?(/pool/(?P<pool>{_LABEL}))?(/route/(?P<route>{_LABEL}))?"
+    r"(/role/(?P<role>[a-z]+))?"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """A part of a run or of a pool; without a role, anything in its namespace but the operator."""
+    """A part of a run, pool or route; without a role, all of its namespace but the operator."""
 
     domain: str
     namespace: str
     run: str = ""
     """The run it belongs to; also that of a run's own pool."""
     pool: str = ""
+    route: str = ""
     role: str = ""
 
     @classmethod
@@ -46,13 +52,16 @@ class Identity:
         """
         found = _URI.fullmatch(uri)
         if found is None:
-            raise ValueError(f"{uri!r} is not spiffe://DOMAIN/ns/NAMESPACE[/run/…][/pool/…]/role/…")
+            raise ValueError(
+                f"{uri!r} is not spiffe://DOMAIN/ns/NAMESPACE[/run/…][/pool/…][/route/…]/role/…"
+            )
         return cls(**{name: text or "" for name, text in found.groupdict().items()})
 
     @property
     def uri(self) -> str:
-        parts = (("ns", self.namespace), ("run", self.run), ("pool", self.pool))
-        path = "".join(f"/{key}/{value}" for key, value in (*parts, ("role", self.role)) if value)
+        names = ("run", "pool", "route", "role")
+        parts = (("ns", self.namespace), *((name, getattr(self, name)) for name in names))
+        path = "".join(f"/{key}/{value}" for key, value in parts if value)
         return f"spiffe://{self.domain}{path}"
 
     @property
@@ -63,7 +72,9 @@ class Identity:
         """
         if not self.role:
             return f"*.{self.namespace}.svc"
-        workload = "-".join(part for part in (self.pool or self.run, self.role) if part)
+        workload = "-".join(
+            part for part in (self.pool or self.run or self.route, self.role) if part
+        )
         return f"{workload}.{self.namespace}.svc"
 
 

@@ -10,6 +10,7 @@ from etude.common.tls.identity import (
     BROKER,
     EDGE,
     EVALUATOR,
+    GATEWAY,
     NODE,
     OPERATOR,
     REWARDS,
@@ -28,6 +29,8 @@ class Bond(Enum):
     """Namespace and run."""
     POOL = auto()
     """Namespace and pool."""
+    ROUTE = auto()
+    """Namespace and route."""
     USE = auto()
     """Namespace; a run's own pool serves that run alone."""
 
@@ -41,6 +44,7 @@ class AllowedCaller(NamedTuple):
 
 _OPERATOR = (AllowedCaller(OPERATOR, Bond.DOMAIN),)
 _DRIVERS = (AllowedCaller(TRAINER, Bond.RUN), AllowedCaller(EVALUATOR, Bond.RUN))
+_GATEWAY = (AllowedCaller(GATEWAY, Bond.ROUTE),)
 _NODE = (AllowedCaller(NODE, Bond.POOL),)
 _BROKER = (AllowedCaller(BROKER, Bond.POOL),)
 _CLIENTS = (
@@ -53,8 +57,9 @@ _CLIENTS = (
 ALLOWED_CALLERS: Mapping[str, tuple[AllowedCaller, ...]] = {
     "etude.v1.RunService": _OPERATOR,
     "etude.v1.PoolService": _OPERATOR,
-    "etude.v1.InferenceService": _DRIVERS,
+    "etude.v1.InferenceService": (*_DRIVERS, *_GATEWAY),
     "etude.v1.WeightService": _DRIVERS,
+    "etude.v1.WeightService/GetWeightStatus": (*_DRIVERS, *_GATEWAY),
     "etude.v1.RewardService": _DRIVERS,
     "etude.v1.EnvBrokerService": _CLIENTS,
     "etude.v1.EnvBrokerService/Heartbeat": _NODE,
@@ -98,14 +103,14 @@ def _fits(caller: Identity, callee: Identity, allowed: AllowedCaller) -> bool:
         return False
     if not caller.role or not callee.role:
         return True  # one certificate for a namespace cannot tell its holders apart
-    match allowed.bond:
-        case Bond.RUN:
-            return caller.run == callee.run
-        case Bond.POOL:
-            return caller.pool == callee.pool
-        case Bond.USE:
-            return callee.run in {"", caller.run}
+    if allowed.bond is Bond.USE:
+        return callee.run in {"", caller.run}
+    ours, theirs = (getattr(each, _SCOPES[allowed.bond]) for each in (callee, caller))
+    return bool(ours) and ours == theirs
 
+
+_SCOPES = {Bond.RUN: "run", Bond.POOL: "pool", Bond.ROUTE: "route"}
+"""Part of an identity that both must have."""
 
 NAMES = "x509_subject_alternative_name"
 """Property of gRPC with the names of a verified client certificate."""

@@ -17,9 +17,10 @@ from etude.common.api.lint.messages import (
     nearest,
     quote_value,
 )
-from etude.common.api.lint.operator_rules import pool_refusals, run_refusals
+from etude.common.api.lint.operator_rules import pool_refusals, route_refusals, run_refusals
 from etude.common.api.meta import API_VERSION, GROUP, LabelValue, Model, Name
 from etude.common.api.pool.spec import EnvPoolSpec
+from etude.common.api.route.spec import PolicyRouteSpec
 from etude.common.api.run import algorithms, rewards
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.api.schema import structural
@@ -106,6 +107,7 @@ KINDS: Mapping[str, _Kind] = {
     "RLRun": _Kind(ManifestMetadata, RLRunSpec, run_refusals),
     "Checkpoint": _Kind(CheckpointMetadata, CheckpointSpec),
     "EnvPool": _Kind(ManifestMetadata, EnvPoolSpec, pool_refusals),
+    "PolicyRoute": _Kind(ManifestMetadata, PolicyRouteSpec, route_refusals),
     "EvalRun": _Kind(ManifestMetadata, EvalRunSpec),
 }
 TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")

@@ -18,7 +18,7 @@ from etude.common.api.meta import (
 )
 from etude.common.api.pool import autoscaling, network, placement
 from etude.common.api.pool import spec as pool_spec
-from etude.common.api.run import http_gateway, lifecycle, roles, scheduling
+from etude.common.api.run import http_gateway, lifecycle, role_spec, scheduling
 from etude.common.api.run import spec as run_spec
 from etude.common.api.yaml_documents import FieldPath
 from etude.common.store_urls import ENDPOINT, REGION
@@ -34,7 +34,7 @@ PATTERN_DESCRIPTIONS: Mapping[str, str] = {
     ),
     lifecycle.CONDITION: "the type of a pod's condition, such as DisruptionTarget",
     lifecycle.MANAGER: "a domain, a slash and a name, such as example.com/manager",
-    roles.RESOURCE: "the name of an extended resource, such as nvidia.com/gpu",
+    role_spec.RESOURCE: "the name of an extended resource, such as nvidia.com/gpu",
     DECIMAL: 'a decimal in quotes, such as "0.5" or "3e-3"',
     r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?$": 'a decimal in quotes, such as "-0.5" or "3e-3"',
     r"^(file|s3)://": "s3://bucket/prefix or file:///folder",
@@ -45,7 +45,7 @@ PATTERN_DESCRIPTIONS: Mapping[str, str] = {
         "an image that was pushed, s3://bucket/prefix/ and 32 hexadecimal digits, a folder"
         " file:///…, or the name of one on the node"
     ),
-    roles.IMAGE: "an image's reference, such as registry.example/etude:1.0",
+    role_spec.IMAGE: "an image's reference, such as registry.example/etude:1.0",
     pool_spec.BACKEND: "hashed-1, minilm-l6-v2, or trained- and 16 hexadecimal digits",
     observability.COLLECTOR: "an http:// or https:// URL, such as http://collector.example:4317",
     ENDPOINT: "scheme, host and port alone, such as http://127.0.0.1:9000",

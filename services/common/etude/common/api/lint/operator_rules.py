@@ -56,6 +56,14 @@ def run_refusals(spec: JsonValue) -> Iterator[FieldMessage]:
         yield from pool_refusals(_mapping(item).get("poolTemplate"), (*place, "poolTemplate"))
 
 
+def route_refusals(spec: JsonValue) -> Iterator[FieldMessage]:
+    """Everything of a route's spec that would end as `Accepted=False`, with its place."""
+    for name, item in _mapping(_mapping(spec).get("channels")).items():
+        engines, at = _mapping(item), ("spec", "channels", name)
+        yield from _reserved(engines, at)
+        yield from _overrides(_mapping(_mapping(engines.get("podTemplate")).get("spec")), name, at)
+
+
 def _is_uncounted(role: dict[str, JsonValue]) -> bool:
     """True if only the allocator of resource claims knows the devices of a role."""
     return bool(_list(role.get("resourceClaims"))) and not role.get("gpusPerReplica")

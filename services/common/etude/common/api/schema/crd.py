@@ -13,6 +13,8 @@ from etude.common.api.evaluation.status import EvalRunStatus
 from etude.common.api.meta import GROUP, NAME, VERSION, Model
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.common.api.pool.status import EnvPoolStatus
+from etude.common.api.route.spec import PolicyRouteSpec
+from etude.common.api.route.status import PolicyRouteStatus
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.api.run.status import RLRunStatus
 from etude.common.api.schema.structural import VALIDATIONS, schema
@@ -201,6 +203,25 @@ ENV_POOL = CrdKind(
     ),
 )
 
+POLICY_ROUTE = CrdKind(
+    name="PolicyRoute",
+    plural="policyroutes",
+    short="polr",
+    about="A policy that is served to users, by channels of checkpoints.",
+    spec=PolicyRouteSpec,
+    status=PolicyRouteStatus,
+    rules=(NAME_RULE, unchanged("runRef")),
+    columns=(
+        PrinterColumn("Status", ".status.phase"),
+        PrinterColumn("Run", ".spec.runRef.name"),
+        PrinterColumn("Gateways", ".status.gateways"),
+        PrinterColumn("Stable", ".status.stable.engines"),
+        PrinterColumn("Canary", ".status.canary.engines"),
+        PrinterColumn("Age", ".metadata.creationTimestamp", "date"),
+        PrinterColumn("Reason", '.status.conditions[?(@.type=="Available")].reason', wide=True),
+    ),
+)
+
 EVAL_RUN = CrdKind(
     name="EvalRun",
     plural="evalruns",
@@ -234,7 +255,7 @@ EVAL_RUN = CrdKind(
     ),
 )
 
-KINDS = (RLRUN, CHECKPOINT, ENV_POOL, EVAL_RUN)
+KINDS = (RLRUN, CHECKPOINT, ENV_POOL, POLICY_ROUTE, EVAL_RUN)
 
 
 def definition(kind: CrdKind) -> dict[str, Any]:

@@ -1,0 +1,313 @@
+"""Children of a route: engines by channel, gateways, the feedback service, and their policies."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from etude.common.api.kinds import PolicyRoute, RLRun
+from etude.common.api.route.spec import ServicePods
+from etude.common.api.run.role_spec import EngineRole
+from etude.common.api.run.spec import RLRunSpec
+from etude.common.role_inputs import ResolvedRun
+from etude.operator import names
+from etude.operator.builders import certificates, network_policies, pod_overrides
+from etude.operator.builders.addresses import PORTS
+from etude.operator.builders.platform import COMMANDS, Platform
+from etude.operator.builders.pod import (
+    KEYS_FOLDER,
+    SPEC_FOLDER,
+    PodCertificate,
+    PodFiles,
+    PodPlacement,
+    PodResources,
+    RolePod,
+    SecretFolder,
+    TemplateOverrides,
+    base_env,
+    env,
+    toleration,
+)
+from etude.operator.builders.run_spec import resolved_spec
+from etude.operator.builders.workload import (
+    config_map,
+    deployment,
+    disruption_budget,
+    rolling_set,
+    service,
+)
+from etude.operator.manifests import Manifest, digest, stamp_digest
+
+SERVING_TLS = "/etc/etude-serving"
+LEDGER_SECRET = "/etc/etude-ledger"  # noqa: S105 - a folder
+CONFIG = "etude.dev/config"
+"""Annotation of pods with the digest of the file that they read once: another file, other pods."""
+ENGINE_HTTP_PORT = 7011
+"""Of an engine's own endpoint, which asks for no key: nobody is let in there."""
+
+GATEWAY_GRACE_S = 165
+"""Running turns end within 120 s and their records are written within 30 s."""
+FEEDBACK_GRACE_S = 60
+LEAVE_S = 5
+"""Load balancers send requests to a pod for some seconds after it was told to go."""
+
+
+class _Builder(NamedTuple):
+    """One pass over the parts of one route."""
+
+    route: PolicyRoute
+    run: RLRun
+    images: Mapping[str, str]
+    platform: Platform
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {names.MANAGED_BY: names.MANAGER, names.ROUTE: self.route.metadata.name}
+
+    def child(self, role: str) -> str:
+        return names.child(self.route.metadata.name, role)
+
+    def engine_objects(self, channel: str, engines: EngineRole) -> list[Manifest]:
+        """The engines of a channel, each behind an address of its own."""
+        labels, name = {**self.labels, names.ROLE: channel}, self.child(channel)
+        config = config_map(
+            self.route,
+            name,
+            labels,
+            {"run.json": served_run(self.route, self.run, engines).to_json()},
+        )
+        pod = self._engine_pod(channel, engines, config)
+        return [
+            config,
+            service(self.route, name, labels, PORTS[channel]),
+            rolling_set(self.route, name, labels, pod, replicas=engines.replicas),
+            disruption_budget(self.route, name, labels, {"maxUnavailable": 1}),
+        ]
+
+    def gateway_objects(self) -> list[Manifest]:
+        """The gateways behind one address, which clients know."""
+        labels, name = {**self.labels, names.ROLE: names.GATEWAY}, self.child(names.GATEWAY)
+        config = config_map(self.route, name, labels, {"route.json": self._served_route()})
+        pod = self._gateway_pod(config)
+        return [
+            config,
+            service(self.route, name, labels, PORTS[names.GATEWAY], is_headless=False),
+            deployment(self.route, name, labels, pod, replicas=self.route.spec.gateway.replicas),
+            disruption_budget(self.route, name, labels, {"maxUnavailable": 1}),
+        ]
+
+    def feedback_objects(self) -> list[Manifest]:
+        """The feedback service. A second one would take the ledger from it."""
+        labels, name = {**self.labels, names.ROLE: names.FEEDBACK}, self.child(names.FEEDBACK)
+        return [
+            service(self.route, name, labels, PORTS[names.FEEDBACK], is_headless=False),
+            deployment(self.route, name, labels, self._feedback_pod()),
+        ]
+
+    def _served_route(self) -> dict[str, object]:
+        """The route as gateways read it."""
+        spec, storage = resolved_spec(self.run), self.run.spec.storage
+        targets = {
+            channel: [
+                names.address(self.child(channel), PORTS[channel]["grpc"], ordinal)
+                for ordinal in range(engines.replicas)
+            ]
+            for channel, engines in self.route.spec.channels.by_name.items()
+        }
+        found: dict[str, object] = {
+            "model": self.route.spec.model or self.route.metadata.name,
+            "modelUri": spec.model.folder,
+            "modelAccess": {k: v for k, v in storage.to_json().items() if k != "uri"},
+            "channels": storage.to_json(),
+            **targets,
+        }
+        if self.route.spec.gateway.record_unencrypted:
+            found |= {"storage": storage.to_json(), "recordUnencrypted": True}
+        return found
+
+    def _engine_pod(self, channel: str, engines: EngineRole, config: Manifest) -> RolePod:
+        return RolePod(
+            role=channel,
+            image=engines.image or self.images[names.INFERENCE],
+            command=COMMANDS[channel],
+            ports=PORTS[channel],
+            env=[
+                *base_env(PORTS[channel], attempt=0),
+                env("ETUDE_RUN_FILE", f"{SPEC_FOLDER}/run.json"),
+                env("ETUDE_HTTP_PORT", str(ENGINE_HTTP_PORT)),
+                env("ETUDE_CHANNEL", channel),
+                *(env(item.name, item.value) for item in engines.env),
+            ],
+            secret=self._store_secret(),
+            grace_s=engines.grace_s,
+            certificate=self._certificate(channel),
+            resources=PodResources(
+                cpu=engines.cpu,
+                memory=engines.memory,
+                gpus=engines.gpus_per_replica,
+                gpu_resource=engines.gpu_resource,
+                claims=engines.resource_claims,
+            ),
+            files=PodFiles(spec_map=self.child(channel), shared_memory=True),
+            placement=PodPlacement(
+                node_selector=engines.node_selector,
+                tolerations=[toleration(each) for each in engines.tolerations],
+                classes=pod_overrides.named_classes(
+                    engines.priority_class_name, engines.runtime_class_name
+                ),
+            ),
+            overrides=TemplateOverrides(
+                annotations={CONFIG: digest(config)},
+                patch=pod_overrides.template_patch(engines.pod_template),
+            ),
+        )
+
+    def _gateway_pod(self, config: Manifest) -> RolePod:
+        gateway = self.route.spec.gateway
+        limits = gateway.limits
+        variables = {
+            "ETUDE_GATEWAY_ROUTE": f"{SPEC_FOLDER}/route.json",
+            "ETUDE_GATEWAY_KEYS": f"{KEYS_FOLDER}/keys",
+            # They share the quotas, wherever they run.
+            "ETUDE_GATEWAY_PROCESSES": str(gateway.replicas),
+            "ETUDE_GATEWAY_BODY_MIB": str(limits.body_mib),
+            "ETUDE_GATEWAY_SESSION_TOKENS": str(limits.session_tokens),
+            "ETUDE_GATEWAY_WAITING_MIB": str(limits.waiting_mib),
+            "ETUDE_GATEWAY_OUTAGE_S": str(limits.outage_seconds),
+            "ETUDE_GATEWAY_TURN_S": str(limits.turn_seconds),
+        }
+        if gateway.tls_ref is not None:
+            variables["ETUDE_GATEWAY_TLS"] = SERVING_TLS
+        return self._service_pod(
+            names.GATEWAY,
+            gateway,
+            variables,
+            grace_s=GATEWAY_GRACE_S,
+            files=PodFiles(
+                spec_map=self.child(names.GATEWAY),
+                keys_secret=gateway.keys_ref.name,
+                folders=_serving_tls(gateway),
+            ),
+            annotations={CONFIG: digest(config)},
+        )
+
+    def _feedback_pod(self) -> RolePod:
+        feedback, storage = self.route.spec.feedback, self.run.spec.storage
+        variables = {
+            "ETUDE_FEEDBACK_LEDGER": self.route.metadata.name,
+            "ETUDE_FEEDBACK_STORE": storage.uri,
+            "ETUDE_FEEDBACK_KEY_STORE": feedback.key_store_uri,
+            "ETUDE_FEEDBACK_STORE_ENDPOINT": storage.endpoint or "",
+            "ETUDE_FEEDBACK_STORE_REGION": storage.region or "",
+            "ETUDE_FEEDBACK_SECRET_FILE": f"{LEDGER_SECRET}/secret",
+            "ETUDE_FEEDBACK_API_KEYS": f"{KEYS_FOLDER}/keys",
+        }
+        if feedback.tls_ref is not None:
+            variables["ETUDE_FEEDBACK_TLS"] = SERVING_TLS
+        secret = SecretFolder("ledger", LEDGER_SECRET, feedback.secret_ref.name, ("secret",))
+        return self._service_pod(
+            names.FEEDBACK,
+            feedback,
+            variables,
+            grace_s=FEEDBACK_GRACE_S,
+            files=PodFiles(
+                keys_secret=feedback.keys_ref.name, folders=(*_serving_tls(feedback), secret)
+            ),
+        )
+
+    def _service_pod(
+        self,
+        role: str,
+        spec: ServicePods,
+        variables: Mapping[str, str],
+        *,
+        grace_s: int,
+        files: PodFiles,
+        annotations: Mapping[str, str] | None = None,
+    ) -> RolePod:
+        return RolePod(
+            role=role,
+            image=spec.image or self.images[role],
+            command=COMMANDS[role],
+            ports=PORTS[role],
+            env=[
+                *base_env(PORTS[role], attempt=0),
+                *(env(name, value) for name, value in variables.items()),
+            ],
+            secret=self._store_secret(),
+            grace_s=grace_s,
+            delay_s=LEAVE_S,
+            certificate=self._certificate(role),
+            resources=PodResources(cpu=spec.cpu, memory=spec.memory),
+            files=files,
+            placement=PodPlacement(
+                node_selector=spec.node_selector,
+                tolerations=[toleration(each) for each in spec.tolerations],
+                classes=pod_overrides.named_classes(spec.priority_class_name, None),
+            ),
+            overrides=TemplateOverrides(annotations=annotations or {}),
+        )
+
+    def _store_secret(self) -> str | None:
+        secret = self.run.spec.storage.secret_ref
+        return None if secret is None else secret.name
+
+    def _certificate(self, role: str) -> PodCertificate | None:
+        tls = self.platform.tls
+        if tls is None:
+            return None
+        return certificates.pod_certificate(tls, certificates.route_identity(tls, self.route, role))
+
+
+def served_run(route: PolicyRoute, run: RLRun, engines: EngineRole) -> ResolvedRun:
+    """The run as engines of a route read it: with their settings in place of its own.
+
+    Raises:
+        ValidationError: the run cannot have such engines.
+    """
+    spec, about = resolved_spec(run), run.metadata
+    roles = spec.roles.to_json() | {"inference": engines.to_json()}
+    return ResolvedRun(
+        name=route.spec.model or route.metadata.name,
+        namespace=about.namespace,
+        uid=about.uid,
+        generation=about.generation,
+        spec=RLRunSpec.parse_known_fields(spec.to_json() | {"roles": roles}),
+    )
+
+
+def _serving_tls(spec: ServicePods) -> list[SecretFolder]:
+    if spec.tls_ref is None:
+        return []
+    return [SecretFolder("serving-tls", SERVING_TLS, spec.tls_ref.name, ("tls.crt", "tls.key"))]
+
+
+def route_children(
+    route: PolicyRoute, run: RLRun, images: Mapping[str, str], platform: Platform
+) -> list[Manifest]:
+    """Everything that a route owns, in the order to apply it.
+
+    Args:
+        route: the route.
+        run: the run that it serves.
+        images: by their names.
+        platform: configuration of the operator.
+    """
+    parts = _Builder(route, run, images, platform)
+    channels = route.spec.channels.by_name
+    children = [
+        manifest
+        for channel, engines in channels.items()
+        for manifest in parts.engine_objects(channel, engines)
+    ]
+    children += [*parts.feedback_objects(), *parts.gateway_objects()]
+    if platform.tls is not None:
+        identities = [
+            certificates.route_identity(platform.tls, route, role)
+            for role in (*channels, names.FEEDBACK, names.GATEWAY)
+        ]
+        children += certificates.certificate_objects(route, platform.tls, identities)
+    if platform.namespace is not None and run.spec.network.policy == "Managed":
+        asks = certificates.asks_issuer(platform.tls)
+        children += network_policies.route_policies(
+            route, run, platform.namespace, asks_issuer=asks
+        )
+    return [stamp_digest(child) for child in children]

@@ -1,0 +1,1 @@
+"""PolicyRoute: specification and status."""

@@ -1,0 +1,111 @@
+"""PolicyRoute: a policy that is served to users, by channels of checkpoints."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from etude.common.api.meta import LabelValue, Model, Name, NameRef, ObjectName, Uri
+from etude.common.api.pool.placement import Toleration
+from etude.common.api.run.role_spec import CPU, IMAGE, MEMORY, EngineRole
+from etude.common.api.run.spec import PRINTABLE
+
+
+class RouteRunRef(Model):
+    """The run whose versions a route serves."""
+
+    name: Name
+    """Its metadata.name, in the route's namespace."""
+
+
+class Channels(Model):
+    """Engines by the channel that they follow."""
+
+    stable: EngineRole
+    """Engines of all users but those of an experiment's treatment."""
+    canary: EngineRole | None = None
+    """Engines of the users who try a candidate; without them nothing is tried."""
+
+    @property
+    def by_name(self) -> dict[str, EngineRole]:
+        """Channels that have engines, by their names."""
+        named = {"stable": self.stable, "canary": self.canary}
+        return {name: engines for name, engines in named.items() if engines is not None}
+
+
+class ServicePods(Model):
+    """Size and placement of a service's pods."""
+
+    image: Annotated[str, Field(min_length=1, max_length=512, pattern=IMAGE)] | None = None
+    """Container image; the chart's default unless set."""
+    cpu: Annotated[str, Field(max_length=32, pattern=CPU)] | None = None
+    """CPU request per pod, a Kubernetes quantity."""
+    memory: Annotated[str, Field(max_length=32, pattern=MEMORY)] | None = None
+    """Memory request and limit per pod, a Kubernetes quantity."""
+    node_selector: dict[str, LabelValue] = Field(default_factory=dict, max_length=64)
+    """Labels that a node must carry."""
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16)] = ()
+    """Taints that do not keep pods away."""
+    priority_class_name: ObjectName | None = None
+    """PriorityClass of the pods."""
+    keys_ref: NameRef
+    """Secret whose entry `keys` has a line for each API key, as `etude-gateway key` and
+    `etude-feedback key` print it."""
+    tls_ref: NameRef | None = None
+    """Secret with tls.crt and tls.key of the port for clients; needed unless the chart's tls.mode
+    is Plaintext."""
+
+
+class GatewayLimits(Model):
+    """Bounds of what one gateway process takes and keeps."""
+
+    body_mib: Annotated[int, Field(ge=1, le=64)] = 8
+    """Largest request."""
+    session_tokens: Annotated[int, Field(ge=1, le=1_000_000_000)] = 8_000_000
+    """Tokens of the turns that can be continued; each counts all before its end."""
+    waiting_mib: Annotated[int, Field(ge=0, le=4_096)] = 64
+    """Records that wait for the store; further turns are served and not recorded."""
+    outage_seconds: Annotated[int, Field(ge=1, le=3_600)] = 30
+    """A turn fails once no engine has sampled anything for so long."""
+    turn_seconds: Annotated[int, Field(ge=1, le=86_400)] = 1_800
+    """A call to an engine is ended after so long."""
+
+
+class GatewayService(ServicePods):
+    """The service that users' clients talk to."""
+
+    replicas: Annotated[int, Field(ge=1, le=256)] = 2
+    """Pods, each of one process; they share the quotas of the keys."""
+    limits: GatewayLimits = Field(default_factory=GatewayLimits)
+    """Bounds of what one process takes and keeps."""
+    record_unencrypted: bool = False
+    """True records the turns of users who consent in the run's store: users' text as tokens,
+    unredacted, under no key of the user, so that an erasure of feedback does not reach it. Nothing
+    is recorded without it."""
+
+
+class FeedbackService(ServicePods):
+    """The service that takes users' feedback; there is one of it."""
+
+    secret_ref: NameRef
+    """Secret whose entry `secret` has the 64 hexadecimal digits that names and keys of users are
+    derived from. It never changes: feedback would be unreadable."""
+    key_store_uri: Uri
+    """Folder or bucket of the users' keys, outside the run's storage and without versions of
+    objects and backups: erasure destroys keys. It is reached as the run's storage is."""
+
+
+class PolicyRouteSpec(Model):
+    """A policy that is served, and what is learnt about it."""
+
+    run_ref: RouteRunRef
+    """The run whose versions are served; it may be over. Its storage is the route's, engines have
+    its model and its settings of weights, and its network.policy is that of the route's pods. It
+    never changes."""
+    model: Annotated[str, Field(min_length=1, max_length=253, pattern=PRINTABLE)] | None = None
+    """Name by which clients ask for the policy; the route's own unless set."""
+    channels: Channels
+    """Engines by the channel that they follow."""
+    gateway: GatewayService
+    """The service that users' clients talk to."""
+    feedback: FeedbackService
+    """The service that takes users' feedback."""
