@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -26,6 +26,8 @@ class FeedbackProcess:
     key: str
     """Of a server of tenant acme, which may export too."""
     process: asyncio.subprocess.Process | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    """Further environment variables."""
 
     @classmethod
     def prepare(cls, folder: Path) -> "FeedbackProcess":
@@ -54,6 +56,7 @@ class FeedbackProcess:
             "ETUDE_FEEDBACK_API_KEYS": str(self.folder / "api-keys"),
             "ETUDE_PORT": str(self.port),
             "ETUDE_PROBE_PORT": "0",
+            **self.settings,
         }
         command = (sys.executable, "-m", "etude.feedback.main")
         self.process = await asyncio.create_subprocess_exec(

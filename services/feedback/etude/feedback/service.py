@@ -5,11 +5,13 @@ import os
 import resource
 import socket
 import sys
+from collections.abc import Coroutine, Sequence
+from typing import NoReturn
 
 from etude.common import process
 from etude.common.api_keys import ApiKeyFile
 from etude.common.blobs import probe
-from etude.common.errors import EtudeError
+from etude.common.errors import EtudeError, FencedError
 from etude.common.http_server import HttpServer, http_config, open_listener, require_tls
 from etude.common.probes import Probes
 from etude.common.stores import open_run_store
@@ -18,6 +20,7 @@ from etude.feedback.ingest.intake import EventIntake
 from etude.feedback.ledger.audit import audit_ledger
 from etude.feedback.ledger.ledger import FeedbackLedger, open_ledger
 from etude.feedback.ledger.user_keys import LedgerSecret
+from etude.feedback.release.server import ReleaseServer
 from etude.feedback.settings import Settings
 from etude.feedback.windows.builder import WindowBuilder
 from etude.feedback.windows.task import build_windows
@@ -38,29 +41,33 @@ async def serve(settings: Settings) -> None:
         app = build_application(keys, EventIntake(ledger))
         server = HttpServer(http_config(app, tls_folder=settings.tls_folder))
         builder = WindowBuilder(ledger, settings.windows)
-        await _serve_until(stop, builder, server, listener, probes)
+        tasks = [build_windows(builder, stop)]
+        if settings.release is not None:
+            releases = await ReleaseServer.start(settings.release, ledger, keys)
+            tasks.append(_release(releases, stop))
+        await _serve_until(stop, ledger, tasks, (server, listener), probes)
         await probes.stop()
 
 
 async def _serve_until(
     stop: asyncio.Event,
-    builder: WindowBuilder,
-    server: HttpServer,
-    listener: socket.socket,
+    ledger: FeedbackLedger,
+    tasks: Sequence[Coroutine[None, None, None]],
+    http: tuple[HttpServer, socket.socket],
     probes: Probes,
 ) -> None:
-    ledger = builder.ledger
+    server, listener = http
     async with asyncio.TaskGroup() as group:
         writing = group.create_task(_write(ledger), name="ledger")
         serving = group.create_task(server.serve(sockets=[listener]), name="http")
         await ledger.wait_durable(ledger.log.last_sequence)
-        building = group.create_task(build_windows(builder, stop), name="windows")
+        running = [group.create_task(task) for task in tasks]
         probes.ready = True
         await stop.wait()
         probes.ready = False
         server.should_exit = True
         await serving
-        await building
+        await asyncio.wait(running)
         await ledger.wait_durable(ledger.log.last_sequence)
         writing.cancel()
 
@@ -70,10 +77,22 @@ async def _write(ledger: FeedbackLedger) -> None:
     try:
         await ledger.log.run()
     except EtudeError as error:
-        # At once: no request that waits for this writer may be answered.
-        sys.stderr.write(f"etude-feedback: {error}\n")
-        sys.stderr.flush()
-        os._exit(1)
+        _end_process(error)
+
+
+async def _release(releases: ReleaseServer, stop: asyncio.Event) -> None:
+    """Decide about releases; end the process if another service does."""
+    try:
+        await releases.run(stop)
+    except FencedError as error:
+        _end_process(error)
+
+
+def _end_process(error: EtudeError) -> NoReturn:
+    # At once: no request that waits for the ledger or for a decision may be answered.
+    sys.stderr.write(f"etude-feedback: {error}\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 async def audit(settings: Settings) -> None:

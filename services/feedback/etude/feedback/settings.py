@@ -8,6 +8,7 @@ from typing import Self
 
 from etude.common.api.storage import StoreAccess
 from etude.common.settings_fields import parse_count, parse_path, parse_port
+from etude.feedback.release.rules import ReleaseSettings
 from etude.feedback.windows.settings import MAX_WINDOW_ROLLOUTS, WindowRules
 
 _MAX_S = 30 * 86_400
@@ -35,6 +36,8 @@ class Settings:
     tls_folder: Path | None
     """Folder with tls.crt and tls.key; plain HTTP without it."""
     windows: WindowRules
+    release: ReleaseSettings | None
+    """Without it nothing is released here."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
@@ -50,6 +53,7 @@ class Settings:
                 "ETUDE_FEEDBACK_KEY_STORE: lies in ETUDE_FEEDBACK_STORE, whose backups would keep"
                 " erased users readable: use another bucket or folder"
             )
+        windows = _parse_windows(env)
         return cls(
             ledger=env.get("ETUDE_FEEDBACK_LEDGER", "feedback"),
             store=store,
@@ -64,7 +68,8 @@ class Settings:
             port=parse_port(env, "ETUDE_PORT", 7060),
             probe_port=parse_port(env, "ETUDE_PROBE_PORT", 8080),
             tls_folder=parse_path(env, "ETUDE_FEEDBACK_TLS"),
-            windows=_parse_windows(env),
+            windows=windows,
+            release=_parse_release(env, windows.horizon_s),
         )
 
 
@@ -80,4 +85,16 @@ def _parse_windows(env: Mapping[str, str]) -> WindowRules:
         ),
         max_age_s=parse_count(env, "ETUDE_FEEDBACK_WINDOW_AGE_S", 7_200, low=1, high=_MAX_S),
         horizon_s=parse_count(env, "ETUDE_FEEDBACK_HORIZON_S", 3_600, low=1, high=_MAX_S),
+    )
+
+
+def _parse_release(env: Mapping[str, str], horizon_s: float) -> ReleaseSettings | None:
+    rules_file = parse_path(env, "ETUDE_FEEDBACK_RELEASE")
+    if rules_file is None:
+        return None
+    return ReleaseSettings(
+        rules_file=rules_file,
+        host=env.get("ETUDE_HOST", "127.0.0.1"),
+        port=parse_port(env, "ETUDE_FEEDBACK_RELEASE_PORT", 7061),
+        horizon_s=horizon_s,
     )

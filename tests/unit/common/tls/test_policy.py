@@ -36,6 +36,7 @@ SERVERS = {
     "EnvNodeService": "node",
     "EnvAccessService": "node",
     "EnvStateService": "node",
+    "ReleaseService": "feedback",
 }
 IN_RUN = ("trainer", "inference", "rewards")
 IN_POOL = ("broker", "node", "edge")
@@ -68,6 +69,7 @@ def test_every_service_of_the_wire_is_on_the_list() -> None:
     [
         ("/etude.v1.RunService/Command", {"operator"}),
         ("/etude.v1.PoolService/WatchPool", {"operator"}),
+        ("/etude.v1.ReleaseService/Promote", {"operator"}),
         ("/etude.v1.InferenceService/Generate", {"trainer"}),
         ("/etude.v1.WeightService/CommitVersion", {"trainer"}),
         ("/etude.v1.RewardService/Score", {"trainer"}),

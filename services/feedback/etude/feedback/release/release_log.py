@@ -19,10 +19,11 @@ from etude.common.release.channels import (
 )
 from etude.feedback import metrics
 from etude.feedback.release.decide import adopt_stable, decide
-from etude.feedback.release.decision import ReleaseDecision
+from etude.feedback.release.decision import DecisionCase, ReleaseDecision
 from etude.feedback.release.evidence import Evidence, Request
 from etude.feedback.release.records import (
     MAX_REQUESTS,
+    RELEASES,
     AnsweredRequest,
     ReleaseRecord,
     channel_records,
@@ -30,8 +31,9 @@ from etude.feedback.release.records import (
     create_release,
     newest_release,
     read_release,
+    release_key,
 )
-from etude.feedback.release.rules import ReleasePolicy, ReleaseRules
+from etude.feedback.release.rules import ReleaseRules
 from etude.feedback.release.state import ReleaseState
 
 log = logging.getLogger(__name__)
@@ -111,6 +113,22 @@ class ReleaseLog:
             if decision.state != self.state:
                 self._store(decision, now_ms=now_ms, entry=None)
 
+    def check_alone(self) -> None:
+        """Check that no other service decides for this route.
+
+        Raises:
+            FencedError: one does.
+            StoreError: the store did not answer.
+        """
+        with self._lock:
+            known = release_key(self.newest.number) if self.newest else ""
+            for info in self.store.list(RELEASES, after=known):
+                raise FencedError(f"{info.key} is another service's decision about this route")
+
+    def describe(self) -> DecisionCase:
+        """State and rules as they are now."""
+        return DecisionCase(state=self.state, rules=self.rules, now_ms=0, evidence={})
+
     def read_newest(self, limit: int) -> list[ReleaseRecord]:
         """Newest decisions, the newest first.
 
@@ -189,5 +207,4 @@ class ReleaseLog:
         metrics.CANARY_SHARE.set(canary.share / BUCKETS if canary else 0)
         is_asked = canary is not None and bool(canary.question or canary.gain)
         metrics.RELEASE_WAITS.set(is_asked)
-        is_frozen = bool(self.state.freeze) or self.rules.policy is ReleasePolicy.FROZEN
-        metrics.RELEASE_FROZEN.set(is_frozen)
+        metrics.RELEASE_FROZEN.set(bool(self.describe().freeze))

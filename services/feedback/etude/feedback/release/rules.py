@@ -1,11 +1,14 @@
 """Rules of a route's releases: gate, canary, metrics and policy, as its owner sets them."""
 
+import json
 from enum import StrEnum
-from typing import Annotated, Self
+from pathlib import Path
+from typing import Annotated, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from etude.common.api.meta import Model
+from etude.common.errors import Problem, UserError
 from etude.common.evaluation.gate import MarginRule
 from etude.common.experiments.assignment import MAX_SHARE
 from etude.feedback.experiments.verdict import POINTS, CanaryMetric, CanaryPlan
@@ -86,6 +89,12 @@ class UserMetric(Model):
         )
 
 
+EDITS = UserMetric(name="edit persistence", signal="edit_persistence", relevant=0.0137)
+COMPLAINTS = UserMetric(
+    name="complaints", signal="dissatisfied_followup", relevant=0.02, is_higher_better=False
+)
+
+
 class CanaryRules(Model):
     """Rules of the comparison with users."""
 
@@ -99,11 +108,11 @@ class CanaryRules(Model):
     """Planned users of each arm whose outcome is known."""
     min_users: Annotated[int, Field(ge=2, le=1_000_000)] = 200
     """Of each arm, below which a metric decides nothing and a step does not end."""
-    primary: UserMetric
+    primary: UserMetric = EDITS
     """Promotes the candidate if it is better."""
     guardrails: Annotated[tuple[UserMetric, ...], Field(max_length=16)] = ()
     """Roll back if they are worse."""
-    signals: Annotated[tuple[UserMetric, ...], Field(max_length=16)] = ()
+    signals: Annotated[tuple[UserMetric, ...], Field(max_length=16)] = (COMPLAINTS,)
     """Ask a person if they are worse."""
 
     @property
@@ -143,4 +152,30 @@ class ReleaseRules(Model):
     interval_seconds: Annotated[int, Field(ge=1, le=3_600)] = 60
     """Between two looks at a canary."""
     gate: GateRules = GateRules()
-    canary: CanaryRules
+    canary: CanaryRules = CanaryRules()
+
+
+class ReleaseSettings(NamedTuple):
+    """Settings of the releases of a service."""
+
+    rules_file: Path
+    """JSON of the rules."""
+    host: str
+    port: int
+    """Of requests."""
+    horizon_s: float
+    """Time after a rollout's last turn in which its signals come."""
+
+
+def read_rules(path: Path) -> ReleaseRules:
+    """Read the rules of a file.
+
+    Raises:
+        UserError: the file is missing or has no valid rules.
+    """
+    try:
+        return ReleaseRules.parse_known_fields(json.loads(path.read_bytes()))
+    except (OSError, ValueError) as cause:
+        what = f"cannot be read as rules of releases: {cause}"
+        fix = "correct the field that it names; {} has all defaults"
+        raise UserError(Problem("InvalidSpec", what, str(path), fix)) from cause

@@ -54,6 +54,7 @@ class CanaryLoop:
             StoreError: the store did not answer; the next pass goes on.
         """
         store, releases = self.releases.store, self.releases
+        releases.check_alone()
         for number in windows.list_windows(store, after=max(self._window, releases.state.window)):
             sentences = _read_findings(store, number)
             if sentences:

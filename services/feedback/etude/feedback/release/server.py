@@ -1,0 +1,59 @@
+"""Releases of a feedback service: requests over gRPC, and the canary loop."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Self
+
+from etude.common.api_keys import ApiKeyFile
+from etude.common.rpc.server import Server
+from etude.feedback.ledger.ledger import FeedbackLedger
+from etude.feedback.release.release_log import ReleaseLog
+from etude.feedback.release.rollouts import CanaryRollouts
+from etude.feedback.release.rules import ReleaseSettings, read_rules
+from etude.feedback.release.service import ReleaseService
+from etude.feedback.release.task import CanaryLoop, LedgerClock, watch_canary
+from etude.v1 import release_pb2_grpc
+
+SERVICE = "etude.v1.ReleaseService"
+
+
+@dataclass(slots=True)
+class ReleaseServer:
+    """Answers requests about the releases of a route, and watches its canary."""
+
+    loop: CanaryLoop
+    server: Server
+
+    @classmethod
+    async def start(
+        cls, settings: ReleaseSettings, ledger: FeedbackLedger, keys: ApiKeyFile
+    ) -> Self:
+        """Read rules and decisions, and take requests.
+
+        Raises:
+            CorruptError: a decision or a record of a channel is damaged.
+            OSError: the port is taken.
+            StoreError: the store did not answer.
+            UserError: the rules cannot be read, or requests would leave the machine unencrypted.
+        """
+        rules = read_rules(settings.rules_file)
+        releases = await asyncio.to_thread(ReleaseLog.open, ledger.log.store, rules)
+        clock = LedgerClock(releases.newest.decided_ms if releases.newest else 0)
+        rollouts = CanaryRollouts(ledger, settings.horizon_s)
+        server = Server([SERVICE], settings.host, settings.port)
+        service = ReleaseService(releases, clock, keys)
+        release_pb2_grpc.add_ReleaseServiceServicer_to_server(service, server.grpc_server)
+        await server.start()
+        await server.set_ready()
+        return cls(CanaryLoop(releases, rollouts, clock), server)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve and look at the canary until told to stop.
+
+        Raises:
+            FencedError: another service decides for this route.
+        """
+        try:
+            await watch_canary(self.loop, stop)
+        finally:
+            await self.server.stop()

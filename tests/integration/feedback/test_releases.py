@@ -1,0 +1,191 @@
+"""A route's releases with a real service: requests over gRPC, users' events over HTTP."""
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from tests.support.feedback import events as examples
+from tests.support.feedback.process import FeedbackProcess, free_port
+from tests.support.feedback.turns import turn, write_turns
+
+from etude.common import api_keys
+from etude.common.blobs import Store, open_store
+from etude.common.experiments.assignment import Arm, assign_arm
+from etude.common.release.channels import CANARY, STABLE, ChannelRecord, newest_record
+from etude.common.rpc import channels
+from etude.common.weights import VersionId
+from etude.v1 import release_pb2, release_pb2_grpc, weights_pb2
+
+USERS = [f"u{number}" for number in range(80)]
+RULES = {
+    "intervalSeconds": 1,
+    "canary": {
+        "steps": [2_500, 5_000],
+        "stepSeconds": 0,
+        "usersPerArm": 30,
+        "minUsers": 8,
+        "primary": {"name": "edit persistence", "signal": "edit_persistence", "relevant": 0.2},
+        "guardrails": [
+            {
+                "name": "complaints",
+                "signal": "dissatisfied_followup",
+                "relevant": 0.2,
+                "isHigherBetter": False,
+            }
+        ],
+        "signals": [],
+    },
+}
+
+
+@dataclass
+class Route:
+    """A service, its store, and its operator's key."""
+
+    service: FeedbackProcess
+    store: Store
+    key: str
+    port: int
+
+    async def ask(
+        self, method: str, request_id: str, *, key: str | None = None, **fields: object
+    ) -> release_pb2.ReleaseDecision:
+        """Send one request; returns the decision."""
+        caller = release_pb2.ReleaseCaller(request_id=request_id, reason="test")
+        request = getattr(release_pb2, f"{method}Request")(caller=caller, **fields)
+        metadata = (("authorization", f"Bearer {self.key if key is None else key}"),)
+        async with channels.dial(f"127.0.0.1:{self.port}") as channel:
+            stub = release_pb2_grpc.ReleaseServiceStub(channel)
+            answer = await getattr(stub, method)(request, metadata=metadata, timeout=30)
+        decision: release_pb2.ReleaseDecision = answer.decision
+        return decision
+
+    async def propose(self, number: int, against: int) -> release_pb2.ReleaseDecision:
+        success = release_pb2.MetricComparison(
+            metric="success", num_tasks=400, difference=0.01, low=0.0, high=0.02
+        )
+        return await self.ask(
+            "Propose",
+            f"propose-{number}",
+            candidate=served(number),
+            compared_with=served(against),
+            comparisons=[success],
+        )
+
+    async def work(self, keeps: Callable[[Arm], bool], complains: Callable[[Arm], bool]) -> None:
+        """Let each exposed user have one rollout, and send what the user does with it."""
+        canary = newest_record(self.store, CANARY)
+        assert canary is not None
+        assert canary.experiment is not None
+        name, salt = canary.experiment.name, canary.experiment.salt
+        turns, batch = [], []
+        for user in USERS:
+            arm = assign_arm(name, salt, f"acme/{user}", 5_000)
+            assert arm is not None
+            record = turn(user, name, started_ms=time.time_ns() // 1_000_000)
+            record.arm, record.experiment = arm.value, name
+            turns.append(record)
+            alive = 2 if keeps(arm) else 0
+            text = "no, undo that" if complains(arm) else "now add a test"
+            batch += [
+                event("edit_applied", user, name),
+                event("edit_observed", user, name, ageS=1.0, numAliveLines=alive),
+                event("followup", user, name, text=text, turn=0, afterS=0.5),
+            ]
+        write_turns(self.store, turns, writer=name)
+        headers = self.service.headers | {"content-type": "application/cloudevents-batch+json"}
+        async with httpx.AsyncClient(headers=headers, timeout=60) as client:
+            answer = await client.post(f"{self.service.url}/v1/events", content=json.dumps(batch))
+        assert {each["status"] for each in answer.json()["results"]} == {202}
+
+    async def wait_for(self, channel: str, number: int) -> ChannelRecord:
+        """Wait until a channel has a record."""
+        async with asyncio.timeout(60):
+            while True:
+                record = newest_record(self.store, channel)
+                if record is not None and record.number >= number:
+                    return record
+                await asyncio.sleep(0.1)
+
+
+def event(kind: str, user: str, rollout: str, **payload: Any) -> dict[str, Any]:
+    content = examples.event(kind, id=f"{kind}-{user}-{rollout}", user=user, **payload)
+    content["data"]["rollout"] = rollout
+    return content
+
+
+def served(number: int) -> release_pb2.ServedPolicyVersion:
+    version = VersionId(1, number).to_proto()
+    assert isinstance(version, weights_pb2.PolicyVersion)
+    return release_pb2.ServedPolicyVersion(run_uid="run-1", version=version)
+
+
+@pytest.fixture
+async def route(tmp_path: Path) -> AsyncIterator[Route]:
+    service = FeedbackProcess.prepare(tmp_path)
+    key, line = api_keys.make_key("ops", "admin")
+    with (tmp_path / "api-keys").open("a") as file:
+        file.write(f"{line}\n")
+    (tmp_path / "release.json").write_text(json.dumps(RULES))
+    port = free_port()
+    service.settings = {
+        "ETUDE_FEEDBACK_RELEASE": str(tmp_path / "release.json"),
+        "ETUDE_FEEDBACK_RELEASE_PORT": str(port),
+        "ETUDE_FEEDBACK_HORIZON_S": "1",
+    }
+    await service.start()
+    yield Route(service, open_store((tmp_path / "ledger").as_uri()), key, port)
+    if service.process is not None and service.process.returncode is None:
+        await service.stop(signal.SIGKILL)
+
+
+async def test_a_better_candidate_is_promoted_and_a_harmful_one_rolled_back(route: Route) -> None:
+    first = await route.ask("Promote", "first", version=served(40), without_gate=True)
+    assert first.sentence == "1.40 promoted without a passed gate by ops: test"
+    started = await route.propose(41, 40)
+    assert started.sentence.startswith("1.41 goes to 25 % of users, compared with as many")
+    canary = await route.wait_for(CANARY, 1)
+    assert canary.served is not None
+    assert canary.served.number == 41
+
+    await route.service.stop(signal.SIGKILL)
+    await route.service.start()
+    await route.work(lambda arm: arm is Arm.TREATMENT, lambda _: False)
+    stable = await route.wait_for(STABLE, 2)
+    assert (stable.served and stable.served.number, stable.action) == (41, "Promote")
+    assert stable.sentence.startswith("promoted: edit persistence +")
+    assert (await route.propose(41, 40)).number == started.number, "the same request, once"
+
+    assert (await route.propose(42, 41)).action == "StartCanary"
+    before = newest_record(route.store, CANARY)
+    assert before is not None
+    await route.work(lambda _: True, lambda arm: arm is Arm.TREATMENT)
+    ended = await route.wait_for(CANARY, before.number + 1)
+    while ended.action == "GrowCanary":
+        ended = await route.wait_for(CANARY, ended.number + 1)
+    assert (ended.served, ended.action) == (None, "Rollback")
+    assert ended.sentence.startswith("rolled back: complaints +")
+    assert newest_record(route.store, STABLE) == stable
+    assert await route.service.stop(signal.SIGTERM) == 0
+
+
+async def test_only_an_admin_key_may_ask(route: Route) -> None:
+    for key, code in (
+        ("", grpc.StatusCode.UNAUTHENTICATED),
+        ("etude_unknown", grpc.StatusCode.UNAUTHENTICATED),
+        (route.service.key, grpc.StatusCode.PERMISSION_DENIED),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await route.ask("Freeze", "freeze", key=key)
+        assert caught.value.code() is code
+    with pytest.raises(grpc.aio.AioRpcError, match=r"caller\.request_id"):
+        await route.ask("Freeze", "no spaces, please")
+    assert (await route.ask("Freeze", "freeze")).sentence == "frozen by ops: test"
