@@ -138,7 +138,7 @@ class PhaseManager:
             ValueError: the phase is invalid, or the model does not allow its context extension.
             WrongStateError: it needs reference weights that were not kept.
         """
-        algorithm = _algorithm(parsed)
+        algorithm = build_phase_algorithm(parsed)
         reshard_parameters(self._policy)
         self._set_positions(parsed, self._policy)
         if under_way is None or under_way.phase.name != parsed.name:
@@ -246,7 +246,7 @@ class PhaseManager:
             about.phase,
             about.step,
             self._optimiser(about.phase),
-            _algorithm(about.phase),
+            build_phase_algorithm(about.phase),
             copy_frozen(self._policy, self._ranks) if about.has_reference else None,
         )
         state.optimiser.reset_moments(updates=about.updates)
@@ -265,7 +265,12 @@ class PhaseManager:
         return Optimiser(self._policy, phase, steps=self._steps)
 
 
-def _algorithm(phase: Phase) -> AlgorithmSteps | None:
+def build_phase_algorithm(phase: Phase) -> AlgorithmSteps | None:
+    """Build the algorithm of a phase; None for a supervised one.
+
+    Raises:
+        ValueError: a parameter is unknown, ignored or out of range.
+    """
     if phase.algorithm is None:
         return None
     if phase.feedback is not None:

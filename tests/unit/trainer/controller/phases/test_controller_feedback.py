@@ -1,20 +1,30 @@
 """Phase Feedback: each window of users' rollouts is trained once, and published once."""
 
 import asyncio
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.trainer.production_windows import write_window
+from tests.support.trainer.production_windows import (
+    TENANT,
+    draw_rollout,
+    store_rollout,
+    write_window,
+)
+from tests.support.trainer.store_outages import learner_of as learners_of
 from typing_extensions import override
 
 from etude.common.blobs import MemoryStore, Store, open_store
 from etude.common.checkpoints import manifest as checkpoints
 from etude.common.durable_log import log as durable_log
+from etude.common.feedback import windows
 from etude.common.weights import VersionId, accepted_chain
 from etude.trainer.controller.phases import feedback
-from etude.trainer.controller.run import root_cause
+from etude.trainer.controller.program import train
+from etude.trainer.controller.run import Run, root_cause
+from etude.v1 import run_pb2
 
 MakeWorld = Callable[..., Any]
 BASE = VersionId(1, 0)
@@ -155,3 +165,201 @@ async def test_a_controller_killed_after_any_record_is_followed_to_the_same_weig
     async with asyncio.TaskGroup() as group:
         for alive in points:
             group.create_task(train_after(alive), name=f"killed after {alive}")
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "other_policy": {"run_uid": "another run"},
+    "frozen_window": {"is_frozen": True, "findings": ("questions doubled",)},
+    "expired": {"closed_ms": 1_000},
+    "too_few_rollouts": {"rollouts": 3},
+}
+
+
+async def test_windows_that_must_not_be_trained_are_dropped_with_the_reason(
+    make_world: MakeWorld, folder: Path, store: Store
+) -> None:
+    for number, changed in enumerate(REFUSED.values(), start=1):
+        write_window(store, number, BASE, **changed)
+    store.put(windows.window_key(5), b"{}")
+    write_window(store, 6, VersionId(1, 7))  # published by nobody
+    write_window(store, 7, BASE)
+    world = make_world(given=spec_of(folder, max_steps=2))
+    assert await world.train()
+    reasons = [*REFUSED, "damaged_window", "other_policy"]
+    assert ends(world) == [*zip(range(1, 7), reasons, strict=True), (7, "")]
+    assert steps(world) == [(7, 4), (7, 4)]
+    audit = world.audit()
+    assert audit.findings == []
+    # Rollouts of another run are that run's to account for.
+    assert audit.dropped == {
+        "frozen_window": 8,
+        "expired": 8,
+        "too_few_rollouts": 3,
+        "other_policy": 8,
+    }
+    [frozen] = [each for each in world.rows("event") if each["reason"] == "WindowFrozen"]
+    assert "questions doubled" in frozen["message"]
+
+
+async def test_a_window_two_releases_behind_is_stale(
+    make_world: MakeWorld, folder: Path, store: Store
+) -> None:
+    for number in (1, 2, 3):
+        write_window(store, number, BASE)
+    write_window(store, 4, VersionId(1, 1))
+    world = make_world(given=spec_of(folder, max_steps=6))
+    assert await world.train()
+    assert ends(world) == [(1, ""), (2, ""), (3, "stale"), (4, "")]
+
+
+async def test_rollouts_that_are_gone_or_damaged_are_masked_and_the_others_trained(
+    make_world: MakeWorld, folder: Path, store: Store
+) -> None:
+    draw = random.Random(1)
+    drawn = [draw_rollout(draw, BASE) for _ in range(9)] + [draw_rollout(draw, VersionId(1, 3))]
+    entries = [
+        store_rollout(store, each, user="a" * 32, reward=1.0, advantage=0.5) for each in drawn
+    ]
+    gone, damaged = (windows.rollout_key(TENANT, e.user, e.rollout) for e in entries[:2])
+    store.delete([gone])
+    store.put(damaged, b"no rollout")
+    write_window(store, 1, BASE, entries=entries)
+    world = make_world(given=spec_of(folder, max_steps=2))
+    assert await world.train()
+    [row] = world.rows("window")
+    assert row["masked"] == {"erased": 1, "damaged": 1, "invalid_span": 1}
+    assert row["trained"] == 7
+    audit = world.audit()
+    assert audit.findings == []
+    assert audit.dropped == row["masked"]
+
+
+async def test_a_window_that_erasures_made_too_small_is_dropped(
+    make_world: MakeWorld, folder: Path, store: Store
+) -> None:
+    small = write_window(store, 1, BASE, rollouts=4)
+    store.delete([windows.rollout_key(TENANT, e.user, e.rollout) for e in small.rollouts[:1]])
+    write_window(store, 2, BASE)
+    world = make_world(given=spec_of(folder, max_steps=2))
+    assert await world.train()
+    assert ends(world) == [(1, "too_few_rollouts"), (2, "")]
+    assert world.audit().findings == []
+
+
+async def test_the_rest_of_a_window_is_dropped_at_the_kl_budget(
+    make_world: MakeWorld, folder: Path, store: Store
+) -> None:
+    write_window(store, 1, BASE)
+    write_window(store, 2, VersionId(1, 1))
+    world = make_world(given=spec_of(folder, max_steps=2, klBudget="0.01"))
+
+    def prepare(run: Run) -> None:
+        learners_of(run).divergence = 0.02
+
+    assert await world.train(prepare)
+    assert ends(world) == [(1, "kl_budget"), (2, "surplus")]
+    assert steps(world) == [(1, 4), (2, 4)]
+    audit = world.audit()
+    assert audit.findings == []
+    assert audit.dropped == {"kl_budget": 4, "surplus": 4}
+    assert [each.number for each in accepted_chain(world.store)] == [0, 1, 2]
+
+
+async def test_a_waiting_run_says_which_window_it_waits_for_and_stops_when_told(
+    make_world: MakeWorld, folder: Path
+) -> None:
+    world = make_world(given=spec_of(folder))
+    run, sets, checkpoint = world.start()
+    training = asyncio.create_task(train(run, sets, checkpoint=checkpoint))
+    async with asyncio.timeout(30):
+        async for report in run.reporter.reports.watch(epoch=1, after_sequence=0):
+            if report.status.reason == "WaitingForWindow":
+                break
+    assert "window 1" in report.status.message
+    run.commands.accept(
+        run_pb2.CommandRequest(command_id="1", suspend=run_pb2.SuspendRun(checkpoint=True))
+    )
+    assert not await training
+    write_window(open_store(folder.as_uri()), 1, BASE)
+    write_window(open_store(folder.as_uri()), 2, BASE)
+    assert await world.train()
+    assert ends(world) == [(1, ""), (2, "")]
+
+
+async def test_a_run_that_is_suspended_within_a_window_publishes_no_part_of_it(
+    make_world: MakeWorld, folder: Path, store: Store
+) -> None:
+    write_window(store, 1, BASE, rollouts=9)
+    whole = make_world(given=spec_of(folder, max_steps=3, stepsPerWindow=3))
+    assert await whole.train()
+    world = make_world(given=spec_of(folder, max_steps=3, stepsPerWindow=3))
+
+    def prepare(run: Run) -> None:
+        learners_of(run).after_step = lambda: run.commands.accept(
+            run_pb2.CommandRequest(command_id="1", suspend=run_pb2.SuspendRun(checkpoint=True))
+        )
+
+    assert not await world.train(prepare)
+    assert len(steps(world)) == 1
+    assert await world.train()
+    assert world.digest == whole.digest
+    assert [str(each) for each in accepted_chain(world.store)] == ["1.0", "2.1"]
+    assert world.audit().findings == []
+
+
+async def test_a_step_that_is_repeated_after_an_erasure_goes_without_the_erased(
+    make_world: MakeWorld, folder: Path, store: Store
+) -> None:
+    window = write_window(store, 1, BASE)
+    world = make_world(given=spec_of(folder, max_steps=2))
+    await world.crash(after=1)
+    user = window.rollouts[0].user
+    erased = [info.key for info in store.list(windows.rollout_prefix(TENANT, user))]
+    store.delete(erased)
+    assert await world.train()
+    events = [each for each in world.rows("event") if each["reason"] == "WindowReplayed"]
+    assert len(events) == 2
+    assert all("erased" in each["message"] for each in events)
+    assert sum(count for _, count in steps(world)) == 8 - len(erased)
+    assert world.audit().findings == []
+
+
+async def test_no_token_of_a_user_gets_into_the_runs_store(
+    make_world: MakeWorld, folder: Path, store: Store
+) -> None:
+    draw = random.Random(5)
+    rollouts = [draw_rollout(draw, BASE) for _ in range(4)]
+    for each in rollouts:
+        each.links[0].token_ids[0] = 250
+        each.final_message = "my secret plan"
+        each.calls.add(name="bash", arguments_json='{"command": "cat plan"}')
+    entries = [
+        store_rollout(store, each, user="a" * 32, reward=1.0, advantage=0.5) for each in rollouts
+    ]
+    write_window(store, 1, BASE, entries=entries)
+    world = make_world(given=spec_of(folder, max_steps=2))
+    assert await world.train()
+    assert steps(world) == [(1, 2), (1, 2)]
+    tokens = b"".join(bytes([each]) for each in rollouts[0].links[0].token_ids[1:])
+    found = [
+        key
+        for key, data in world.store.objects.items()
+        if b"secret plan" in data or b"cat plan" in data or tokens in data
+    ]
+    assert found == []
+    assert not [key for key in world.store.objects if key.startswith("rollouts/")]
+
+
+async def test_a_mismatch_of_serving_and_training_fails_the_run_before_it_publishes(
+    make_world: MakeWorld, folder: Path, store: Store
+) -> None:
+    write_window(store, 1, BASE)
+    world = make_world(given=spec_of(folder))
+
+    def prepare(run: Run) -> None:
+        learners_of(run).mismatch = 0.5
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await world.train(prepare)
+    assert root_cause(caught.value).reason == "SamplerMismatch"
+    assert [each.number for each in accepted_chain(world.store)] == [0]
