@@ -232,6 +232,24 @@ async def test_a_run_that_waits_for_its_store_is_not_stalled_however_long_it_tak
     assert lab.run().status.attempt == 1
 
 
+async def test_a_run_that_waits_for_a_window_says_so_and_is_neither_stalled_nor_degraded(
+    lab: Any, run_body: Any
+) -> None:
+    lab.cluster.upsert(run_body(deadlines={"stepProgressSeconds": 60}))
+    await lab.settle()
+    message = "waiting for window 3 of s3://bucket/route"
+    await lab.say(
+        state=run_pb2.RUN_STATE_RUNNING, step=20, reason="WaitingForWindow", message=message
+    )
+    await lab.advance(7_200)
+    assert lab.run().status.attempt == 0
+    assert lab.condition("Stalled") == ("False", "Healthy")
+    assert lab.condition("Degraded") == ("False", "Healthy")
+    assert lab.condition("Progressing") == ("False", "WaitingForWindow")
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=20)
+    assert lab.condition("Progressing") == ("True", "StepsFinish")
+
+
 async def test_a_run_that_fails_while_it_waits_for_its_store_still_saves_what_it_can(
     lab: Any, run_body: Any
 ) -> None:
