@@ -144,6 +144,8 @@ class RoleProcess:
     """Store in which somebody else publishes; a folder of its own unless set."""
     weights: Mapping[str, Any] | None = None
     """spec.weights of the run."""
+    channel: str = ""
+    """Channel that it follows."""
     store: Store = field(init=False)
 
     def __post_init__(self) -> None:
@@ -165,6 +167,7 @@ class RoleProcess:
             "ETUDE_HTTP_PORT": str(self.http_port),
             "ETUDE_PROBE_PORT": str(self.probe_port),
             "ETUDE_POD": self.pod,
+            "ETUDE_CHANNEL": self.channel,
             "ETUDE_TRACES_FILE": str(self.folder / "traces.jsonl"),
             "OMP_NUM_THREADS": "1",
             # An image for CPU engines has no compiler, and none may be needed.

@@ -144,6 +144,8 @@ class ServedGateway:
     keys_file: Path
     parts: Parts
     store: Store
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Of each further user."""
     engines: list[PlayedEngine] = field(default_factory=list)
     servers: list[Server] = field(default_factory=list)
     """Of the engines."""
@@ -180,12 +182,20 @@ def make_settings(folder: Path, **values: object) -> Settings:
 
 @contextlib.asynccontextmanager
 async def serve_route(
-    folder: Path, chat: ChatFormat, targets: Sequence[str], route: Mapping[str, object]
+    folder: Path,
+    chat: ChatFormat,
+    targets: Sequence[str],
+    route: Mapping[str, object],
+    *,
+    users: Sequence[str] = (),
+    **values: object,
 ) -> AsyncIterator[ServedGateway]:
-    """Serve what engines at some targets say."""
-    key, line = make_key("alice", "serve")
-    settings = make_settings(folder)
-    settings.keys_file.write_text(f"{line} tenant=acme consent=v1\n")
+    """Serve what engines at some targets say; values are of settings."""
+    made = {user: make_key(user, "serve") for user in ("alice", *users)}
+    settings = make_settings(folder, **values)
+    lines = [f"{line} tenant=acme consent=v1\n" for _, line in made.values()]
+    settings.keys_file.write_text("".join(lines))
+    keys = {user: key for user, (key, _) in made.items()}
     uri = (folder / "store").as_uri()
     described = Route.parse_known_fields(
         {
@@ -204,7 +214,9 @@ async def serve_route(
         http = asyncio.create_task(server.serve(sockets=[listener]))
         writing = asyncio.create_task(parts.log.run())
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        yield ServedGateway(url, key, settings.keys_file, parts, open_store(uri))
+        yield ServedGateway(
+            url, keys["alice"], settings.keys_file, parts, open_store(uri), keys=keys
+        )
         server.should_exit = True
         await http
         parts.log.close()

@@ -25,9 +25,15 @@ class TrainedPolicy:
     """Words of every tensor, stepped at random; each publish is a version of the run."""
 
     def __init__(
-        self, schema: Schema, words: Mapping[str, Words] | None = None, *, seed: int = 0
+        self,
+        schema: Schema,
+        words: Mapping[str, Words] | None = None,
+        *,
+        seed: int = 0,
+        codec: Codec = Codec.L1,
     ) -> None:
         self.schema = schema
+        self.codec = codec
         self.random = np.random.default_rng(seed)
         self.words = {
             spec.name: words[spec.name].copy()
@@ -101,7 +107,7 @@ class TrainedPolicy:
     def packed(self, base: VersionRef | None) -> PackedContainer:
         """What leads from a published version, or from nothing, to the present words."""
         old = None if base is None else self.published[base.version]
-        with Packer(self.schema) as packer:
+        with Packer(self.schema, codec=self.codec) as packer:
             for place, spec in enumerate(self.schema.tensors):
                 new, shard = self.words[spec.name].copy(), Shard(0, spec.elements)
                 if old is None:

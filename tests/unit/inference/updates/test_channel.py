@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 from tests.support.release.channel_records import ChannelWriter
-from tests.support.weights.followed_versions import assert_serves, damage
+from tests.support.weights.followed_versions import add_keyframe, assert_serves, damage
 from tests.support.weights.publishing import TrainedPolicy
 
 from etude.common import weights
@@ -17,8 +17,10 @@ from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, StoreError, UnknownIdError, WrongStateError
 from etude.common.release.channels import STABLE, channel_key
 from etude.common.weights import MAX_LAG, VersionId, WeightManifest
+from etude.common.weights.coding.codecs.ids import Codec
 from etude.inference.engine.fake import MemoryEngine
 from etude.inference.status import ReplicaState, ReplicaStatus
+from etude.inference.updates import channel
 from etude.inference.updates.channel import SERVES_NOTHING, FollowedChannel
 from etude.inference.updates.follower import VersionFollower
 from etude.inference.updates.staging import Stager
@@ -91,6 +93,47 @@ async def test_a_roll_back_restores_the_words_before_without_the_store(followed:
     assert followed.engine.dropped_caches == 1
 
 
+def count_reseeds() -> float:
+    sample = "etude_weights_reseed_total"
+    return REGISTRY.get_sample_value(sample, {"reason": "behind"}) or 0.0
+
+
+async def test_a_path_of_deltas_is_one_small_step(followed: Followed) -> None:
+    for number in range(5):
+        followed.publish(number)
+    await followed.serve(0)
+    reseeds = count_reseeds()
+    await followed.serve(4)
+    followed.assert_serves(4)
+    assert count_reseeds() == reseeds
+    assert followed.engine.activated == [VersionId(1, 0), VersionId(1, 4)]
+    assert followed.follower.status.undo_depth == 1
+
+
+async def test_deltas_that_cannot_be_folded_are_applied_to_a_complete_version(
+    followed: Followed,
+) -> None:
+    followed.policy.codec = Codec.L2
+    for number in range(5):
+        followed.publish(number)
+    await followed.serve(1)
+    reseeds = count_reseeds()
+    for number in (4, 2):
+        await followed.serve(number)
+        followed.assert_serves(number)
+    assert count_reseeds() == reseeds + 2
+    assert [version.number for version in followed.engine.activated] == [1, 4, 2]
+
+
+async def test_a_damaged_delta_on_the_way_is_gone_around(followed: Followed) -> None:
+    manifests = [followed.publish(number) for number in range(5)]
+    add_keyframe(followed.store, followed.policy, manifests[3])
+    await followed.serve(1)
+    damage(followed.store, manifests[2])
+    await followed.serve(4)
+    followed.assert_serves(4)
+
+
 async def test_an_engine_far_behind_its_run_stays_ready(followed: Followed) -> None:
     followed.publish(0)
     await followed.serve(0)
@@ -159,6 +202,24 @@ async def test_a_version_that_cannot_be_loaded_leaves_the_one_before_serving(
     assert (status.reason, status.target) == (reason, VersionId(1, 1))
     assert "000000000001" in status.message
     assert read_metric("etude_channel_followed") == 0
+
+
+async def test_a_roll_back_does_not_wait_for_the_retry_of_a_version(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "POLL_S", 0.01)
+    for number in range(2):
+        followed.publish(number)
+    await followed.serve(0)
+    drop_manifest(followed.store, followed.publish(2))
+    with pytest.raises(UnknownIdError):
+        await followed.serve(2)
+    followed.channel.serve(1)
+    assert followed.follower.channel is not None
+    async with asyncio.timeout(60):
+        await followed.follower.channel.wait(delay_s=3600)
+    await followed.follower.catch_up()
+    followed.assert_serves(1)
 
 
 async def test_a_record_of_another_run_is_refused_by_name(followed: Followed) -> None:

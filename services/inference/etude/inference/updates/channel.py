@@ -1,15 +1,20 @@
 """Channel that an engine follows: the version that its newest record names."""
 
+import asyncio
+import contextlib
 from dataclasses import dataclass
 
 from etude.common.blobs import Store
-from etude.common.errors import CorruptError
+from etude.common.errors import CorruptError, EtudeError
 from etude.common.release.channels import ChannelRecord, channel_key, newest_record
 from etude.common.weights import VersionId
 from etude.inference import metrics
 
 SERVES_NOTHING = "ChannelServesNothing"
 """Reason in the status; the version that was served last stays live."""
+
+POLL_S = 1.0
+"""Interval of looks at the records: a roll-back must not wait for the retry of a version."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,6 +47,17 @@ class FollowedChannel:
             metrics.CHANNEL_FOLLOWED.labels(self.name).set(0)
             raise
         return self.version
+
+    async def wait(self, delay_s: float) -> None:
+        """Wait for so long, or until there is another record that can be used."""
+        before = self.record
+        for number in range(max(1, round(delay_s / POLL_S))):
+            if number:
+                with contextlib.suppress(EtudeError):  # the next poll() reports it
+                    await asyncio.to_thread(self.poll)
+            if self.record is not before:
+                return
+            await asyncio.sleep(POLL_S)
 
     @property
     def version(self) -> VersionId | None:

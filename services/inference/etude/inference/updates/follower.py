@@ -153,9 +153,13 @@ class VersionFollower:
         while not self.engine.failed:
             with contextlib.suppress(EtudeError):  # reported in the status, which callers watch
                 await self.catch_up()
+            delay_s = backoff_s(self._failures, self.status.reason)
+            if self.channel is not None:
+                await self.channel.wait(delay_s)
+                continue
             self._hinted.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(backoff_s(self._failures, self.status.reason)):
+                async with asyncio.timeout(delay_s):
                     await self._hinted.wait()
         raise UnavailableError(f"engine: {self.engine.failed}")
 
@@ -189,6 +193,7 @@ class VersionFollower:
                     return
                 await asyncio.to_thread(self._updater.renew_lease)
                 await self._measure_lag(wanted)
+                self._failures = 0
                 if self.status.reason and not self._updater.is_stuck:
                     self._set_status(
                         replace(self.status, state=ReplicaState.SERVING, reason="", message="")

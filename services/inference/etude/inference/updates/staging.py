@@ -16,7 +16,8 @@ from etude.common.weights import Edge, VersionId, WeightManifest
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.replicas import block_reader, staged_file
 from etude.common.weights.replicas.block_selection import BlockSelector, select_all
-from etude.common.weights.replicas.mirror import Mirror, MirroredVersion
+from etude.common.weights.replicas.delta_folding import fold_deltas
+from etude.common.weights.replicas.mirror import DamagedEdgeError, Mirror, MirroredVersion
 from etude.common.weights.replicas.staged_file import StagedBlock
 from etude.common.weights.tensors.schema import Schema, TensorSpec, parse_schema
 from etude.common.weights.tensors.tiles import Tiling, tiling
@@ -139,6 +140,34 @@ class Stager:
                 _remove(copy)
         for part in step.parts:
             metrics.WEIGHTS_BYTES.labels(part.kind, "blocks").inc(part.num_bytes)
+        return path
+
+    def stage_folded(self, step: UpdateStep, schema: Schema, wanted: BlockSelector) -> Path:
+        """Fold the deltas of a step's parts into one, and stage it.
+
+        Args:
+            step: of several parts, each a delta or a skip on the one before.
+            schema: of all of them.
+            wanted: the blocks that ranks of this engine hold elements of.
+
+        Raises:
+            UnfoldableError: the codec of the run does not allow it.
+            DamagedEdgeError: a part is damaged.
+            MissingError: an object was deleted.
+            UnavailableError: the scratch folder is full.
+        """
+        with self._staging_path(step.edge) as path, contextlib.ExitStack() as removing:
+            versions = []
+            for number, part in enumerate(step.parts):
+                beside = path.with_name(f"{path.name}-part-{number}")
+                removing.callback(_remove, beside)
+                try:
+                    num_bytes = block_reader.stage(self.store, part, schema, beside, wanted)
+                except CorruptError as cause:
+                    raise DamagedEdgeError(part, cause) from cause
+                metrics.WEIGHTS_BYTES.labels(part.kind, "blocks").inc(num_bytes)
+                versions.append(staged_file.read_staged(beside))
+            staged_file.write_blocks(path, fold_deltas(versions, schema))
         return path
 
     @contextlib.contextmanager

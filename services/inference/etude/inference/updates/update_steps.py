@@ -12,7 +12,8 @@ class UpdateStep(NamedTuple):
     edge: Edge
     """From the live version to the next live version."""
     parts: tuple[Edge, ...]
-    """The edge itself, or several edges that are merged on disk and end in it."""
+    """The edge itself, or several edges that are merged on disk and end in it: deltas are folded,
+    and on a complete version they are applied."""
 
 
 def split_path(edges: Sequence[Edge], live: VersionRef | None) -> list[UpdateStep]:
@@ -46,4 +47,5 @@ def _merge_edges(parts: tuple[Edge, ...]) -> Edge:
     if len(parts) == 1:
         return parts[0]
     objects = tuple(item for part in parts for item in part.objects)
-    return Edge("keyframe", None, parts[-1].target, parts[-1].schema_sha256, objects)
+    base, end = parts[0].base, parts[-1]
+    return Edge("skip" if base else "keyframe", base, end.target, end.schema_sha256, objects)

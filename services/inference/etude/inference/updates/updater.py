@@ -14,6 +14,7 @@ from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError, FencedError
 from etude.common.weights import Edge, ReaderLease, VersionId, VersionRef
 from etude.common.weights.replicas.block_selection import select_regions
+from etude.common.weights.replicas.delta_folding import UnfoldableError
 from etude.common.weights.replicas.mirror import DamagedEdgeError
 from etude.common.weights.tensors.schema import Schema
 from etude.inference import metrics
@@ -73,6 +74,8 @@ class Updater:
     _prepared: _PreparedStep | None = None
     _renew_at: float = 0.0
     _schema: Schema | None = None
+    _folds: bool = True
+    """False once deltas turned out to need the words before each."""
     _prefetcher: Prefetcher = field(default_factory=Prefetcher)
 
     async def activate(self, version: VersionId) -> None:
@@ -166,7 +169,11 @@ class Updater:
                 if problem is None:
                     raise
                 raise problem from None
-            refused = await self._run_steps(edges, is_detour=bool(avoid), holds=holds)
+            try:
+                refused = await self._run_steps(edges, is_detour=bool(avoid), holds=holds)
+            except UnfoldableError:
+                self._folds = False
+                continue
             if refused is None:
                 return
             problem = problem or refused.error
@@ -180,7 +187,7 @@ class Updater:
         # To reseed is to plan as if nothing were live.
         self.lease.live = None if self._reseeds else self.engine.swap.live
         edges = self.lease.plan_path(version, avoid=avoid, may_be_abandoned=self.is_exact)
-        if self.is_exact and len(edges) > 1 and edges[0].base is not None:
+        if not self._folds and len(edges) > 1 and edges[0].base is not None:
             # Each of the deltas needs the words of a version that must not be served.
             self.lease.live = None
             edges = self.lease.plan_path(version, avoid=avoid, may_be_abandoned=True)
@@ -252,10 +259,13 @@ class Updater:
     def _stage(self, step: UpdateStep) -> Path:
         """Fetch the blocks of a step's target that the ranks hold, by their weight map."""
         regions = self.engine.swap.regions
-        if len(step.parts) > 1:
+        if len(step.parts) > 1 and step.edge.base is None:
             return self.stager.stage_merged(step, regions.keys())
         schema = self._schema_of(step.edge)
-        return self.stager.stage_blocks(step.edge, schema, select_regions(schema, regions))
+        wanted = select_regions(schema, regions)
+        if len(step.parts) > 1:
+            return self.stager.stage_folded(step, schema, wanted)
+        return self.stager.stage_blocks(step.edge, schema, wanted)
 
     def _schema_of(self, edge: Edge) -> Schema:
         if self._schema is None or self._schema.sha256 != edge.schema_sha256:
