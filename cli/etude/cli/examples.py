@@ -22,6 +22,14 @@ EXAMPLES = {
         "etude plan rlrun.yaml --model ./Qwen2.5-7B-Instruct --gpu-gib 141 --json",
     ),
     "serve": ("etude serve runs/demo", "curl -s localhost:8000/v1/models"),
+    "promote": (
+        "etude promote --reason 'complaints were about the font'",
+        "etude promote 4f0c@1.40 --without-gate --key-file admin.key",
+    ),
+    "rollback": ("etude rollback", "etude rollback 1.41 --reason 'deletes tests'"),
+    "freeze": ("etude freeze", "etude freeze --reason 'holidays' --key-file admin.key"),
+    "unfreeze": ("etude unfreeze", "etude unfreeze --at feedback.lab:7061"),
+    "release status": ("etude release status", "etude release status --json"),
     "generate": (
         "etude tasks generate small --train 32",
         "etude tasks generate suite --suite sessions --held-out 64",

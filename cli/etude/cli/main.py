@@ -20,6 +20,7 @@ from etude.cli.verbs import (
     logs,
     model,
     plan,
+    release,
     report,
     run,
     serve,
@@ -47,6 +48,10 @@ VERBS: dict[str, Callable[..., None]] = {
     "lint": lint.lint,
     "plan": plan.plan,
     "serve": serve.serve,
+    "promote": release.promote,
+    "rollback": release.rollback,
+    "freeze": release.freeze,
+    "unfreeze": release.unfreeze,
 }
 for name, verb in VERBS.items():
     app.command(name, epilog=epilog(name))(verb)
@@ -57,6 +62,7 @@ app.add_typer(weights.app, name="weights")
 app.add_typer(images.app, name="images")
 app.add_typer(env.app, name="env")
 app.add_typer(experiment.app, name="experiment")
+app.add_typer(release.app, name="release")
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from tests.support.feedback import events as examples
 from tests.support.feedback.process import FeedbackProcess, free_port
 from tests.support.feedback.turns import turn, write_turns
 
+from etude.cli.main import app
+from etude.cli.output import exit_with_problem
 from etude.common import api_keys
 from etude.common.blobs import Store, open_store
 from etude.common.experiments.assignment import Arm, assign_arm
@@ -189,3 +191,49 @@ async def test_only_an_admin_key_may_ask(route: Route) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match=r"caller\.request_id"):
         await route.ask("Freeze", "no spaces, please")
     assert (await route.ask("Freeze", "freeze")).sentence == "frozen by ops: test"
+
+
+def _run_verb(words: Sequence[str]) -> int:
+    with pytest.raises(SystemExit) as caught, exit_with_problem():
+        app(list(words))
+    code = caught.value.code
+    assert isinstance(code, int)
+    return code
+
+
+async def test_the_command_line_asks_and_shows(
+    route: Route, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key_file = tmp_path / "admin.key"
+    key_file.write_text(f"{route.key}\n")
+    at = (f"--at=127.0.0.1:{route.port}", f"--key-file={key_file}")
+
+    async def etude(*words: str) -> tuple[int, str, str]:
+        code = await asyncio.to_thread(_run_verb, words)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    promote = ("promote", "run-1@1.40", "--without-gate", "--reason=first", "--request-id=p-1")
+    said = (0, "1.40 promoted without a passed gate by ops: first\n", "")
+    assert await etude(*promote, *at) == said
+    assert await etude(*promote, *at) == said  # the same request: once
+    assert (await etude("freeze", "--reason=holidays", *at))[:2] == (
+        0,
+        "frozen by ops: holidays\n",
+    )
+    refused = await etude("promote", "run-1@1.50", "--without-gate", *at)
+    assert refused == (1, "refused: frozen by ops: holidays\n", "")
+    code, text, _ = await etude("release", "status", *at)
+    assert code == 0
+    assert text.startswith(
+        "policy   Automatic, frozen by ops: holidays\nstable   run-1@1.40   previous none\n"
+    )
+    code, text, _ = await etude("release", "status", "--json", *at)
+    actions = [each["action"] for each in json.loads(text)["decisions"]]
+    assert actions == ["Refuse", "Freeze", "Promote"]
+    code, _, problem = await etude("rollback", "1.41", *at)
+    assert (code, problem.splitlines()[0]) == (3, "1.41  is neither in use nor tested")
+    code, _, problem = await etude("unfreeze", at[0])
+    assert (code, "[Forbidden]" in problem) == (5, True)
+    code, _, problem = await etude("unfreeze", f"--at=127.0.0.1:{free_port()}", at[1])
+    assert (code, "[Unreachable]" in problem) == (6, True)
