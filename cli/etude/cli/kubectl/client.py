@@ -17,7 +17,8 @@ REQUEST_LIMIT = "--request-timeout=20s"
 RUNS = "rlruns.etude.dev"
 POOLS = "envpools.etude.dev"
 CHECKPOINTS = "checkpoints.etude.dev"
-NOUNS = {RUNS: "run", POOLS: "pool", CHECKPOINTS: "checkpoint"}
+ROUTES = "policyroutes.etude.dev"
+NOUNS = {RUNS: "run", POOLS: "pool", CHECKPOINTS: "checkpoint", ROUTES: "route"}
 """Name of each kind in messages."""
 
 

@@ -8,7 +8,7 @@ import typer
 
 from etude.cli.kubectl.client import Kubectl
 from etude.cli.kubectl.flags import split_flags
-from etude.cli.kubectl.verbs import logs, show, suspend
+from etude.cli.kubectl.verbs import logs, release, show, suspend
 from etude.cli.output import exit_with_problem
 
 EXAMPLES = {
@@ -24,6 +24,13 @@ EXAMPLES = {
     "checkpoint": ("kubectl etude checkpoint demo", "kubectl etude checkpoint demo --now --wait"),
     "suspend": ("kubectl etude suspend demo", "kubectl etude suspend demo --wait"),
     "resume": ("kubectl etude resume demo", "kubectl etude resume demo --wait"),
+    "promote": ("kubectl etude promote coder", "kubectl etude promote coder --version 1.42"),
+    "rollback": (
+        "kubectl etude rollback coder",
+        'kubectl etude rollback coder --reason "too slow"',
+    ),
+    "freeze": ("kubectl etude freeze coder", 'kubectl etude freeze coder --reason "audit"'),
+    "unfreeze": ("kubectl etude unfreeze coder", "kubectl etude unfreeze coder -n lab"),
 }
 FLAGS = (
     "kubectl's own flags work here too: --namespace, --context, --kubeconfig, --as,"
@@ -54,6 +61,10 @@ VERBS: dict[str, Callable[..., None]] = {
     "stacks": logs.stacks,
     "suspend": suspend.suspend,
     "resume": suspend.resume,
+    "promote": release.promote,
+    "rollback": release.rollback,
+    "freeze": release.freeze,
+    "unfreeze": release.unfreeze,
 }
 for name, verb in VERBS.items():
     app.command(name, epilog=epilog(name))(verb)
