@@ -47,6 +47,7 @@ TOLERATIONS = {
 }
 OVERRIDES = f"{OPERATOR}.builders.pod_overrides spec"
 ROLE = pods(f"{OPERATOR}.builders.run", "spec", OVERRIDES, OVERRIDES)
+RELEASE = "etude.feedback.release"
 ROUTE_PARTS = f"{OPERATOR}.builders.route"
 CHANNEL = pods(
     ROUTE_PARTS, "engines", f"{ROUTE_PARTS} engines", "etude.common.api.run.role_spec self"
@@ -394,6 +395,30 @@ ROUTE = {
     "feedback.keysRef.name": f"{ROUTE_PARTS} keys_ref",
     "feedback.secretRef.name": f"{ROUTE_PARTS} secret_ref",
     "feedback.keyStoreUri": ROUTE_PARTS,
+    "policy": ROUTE_PARTS,
+    "gate.minTasks": f"{RELEASE}.decide rules.gate",
+    **{
+        f"gate.margins[].{name}": "etude.common.evaluation.gate rule"
+        for name in ("metric", "margin", "isShare", "lessIsBetter")
+    },
+    "canary.steps": f"{RELEASE}.looks canary.rules",
+    "canary.stepSeconds": f"{RELEASE}.looks canary.rules",
+    "canary.maxSeconds": f"{RELEASE}.looks canary.rules",
+    "canary.usersPerArm": f"{RELEASE}.rules self",
+    "canary.minUsers": f"{RELEASE}.rules self",
+    **{
+        f"canary.{metric}.{name}": f"{RELEASE}.rules self"
+        for metric in ("primary", "guardrails[]", "signals[]")
+        for name in ("name", "relevant", "isHigherBetter", "unit")
+    },
+    **{
+        f"canary.{metric}.signal": f"{RELEASE}.figures metric"
+        for metric in ("primary", "guardrails[]", "signals[]")
+    },
+    **{
+        f"feedback.windows.{name}": f"{ROUTE_PARTS} windows"
+        for name in ("rollouts", "minRollouts", "maxAgeSeconds", "horizonSeconds")
+    },
 }
 DRIVER = f"{TRAINER}.commands.evaluate_checkpoint"
 EVAL_RUN = {

@@ -7,6 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 from etude.common.api.checkpoint.status import CheckpointStatus
 from etude.common.api.status_types import StatusModel
 from etude.operator.manifests import Manifest, Ref
+from etude.operator.remotes.release_order import ReleaseOrder
 from etude.operator.remotes.report_store import ReportPosition
 from etude.v1 import run_pb2
 
@@ -116,6 +117,7 @@ Action = (
     | CompleteRequest
     | WriteStatus
     | SendCommand
+    | ReleaseOrder
     | DrainHosts
     | RecordEvent
     | AckReport

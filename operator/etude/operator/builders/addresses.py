@@ -15,7 +15,7 @@ PORTS: Mapping[str, Mapping[str, int]] = {
     names.STABLE: {"grpc": 7010},
     names.CANARY: {"grpc": 7010},
     names.GATEWAY: {"http": 7080},
-    names.FEEDBACK: {"http": 7090},
+    names.FEEDBACK: {"http": 7090, "grpc": 7091},
 }
 
 ISSUER_PORT = 7060

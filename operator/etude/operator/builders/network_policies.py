@@ -154,7 +154,7 @@ def route_policies(
     Args:
         route: the route.
         run: the run that it serves, whose store it shares.
-        operator_namespace: where the issuer runs.
+        operator_namespace: where issuer and operator run, which asks for the state of releases.
         asks_issuer: its pods get their certificates from the chart's own issuer.
     """
     ours = {names.ROUTE: route.metadata.name}
@@ -165,7 +165,7 @@ def route_policies(
     gateway = {**ours, names.ROLE: names.GATEWAY}
     to_engines = [_to({**ours, names.ROLE: channel}, channel) for channel in channels]
     public = {
-        role: {"ports": _ports(PORTS[role].values())} for role in (names.GATEWAY, names.FEEDBACK)
+        role: {"ports": _ports([PORTS[role]["http"]])} for role in (names.GATEWAY, names.FEEDBACK)
     }
     engines = [
         _policy(
@@ -184,7 +184,7 @@ def route_policies(
             route,
             names.FEEDBACK,
             {**ours, names.ROLE: names.FEEDBACK},
-            [public[names.FEEDBACK]],
+            [public[names.FEEDBACK], _from_operator(operator_namespace, names.FEEDBACK)],
             store,
         ),
     ]

@@ -97,9 +97,17 @@ class _Builder(NamedTuple):
     def feedback_objects(self) -> list[Manifest]:
         """The feedback service. A second one would take the ledger from it."""
         labels, name = {**self.labels, names.ROLE: names.FEEDBACK}, self.child(names.FEEDBACK)
+        spec = self.route.spec
+        rules = {
+            "policy": spec.policy,
+            "gate": spec.gate.to_json(),
+            "canary": spec.canary.to_json(),
+        }
+        config = config_map(self.route, name, labels, {"release.json": rules})
         return [
+            config,
             service(self.route, name, labels, PORTS[names.FEEDBACK], is_headless=False),
-            deployment(self.route, name, labels, self._feedback_pod()),
+            deployment(self.route, name, labels, self._feedback_pod(config)),
         ]
 
     def _served_route(self) -> dict[str, object]:
@@ -189,8 +197,9 @@ class _Builder(NamedTuple):
             annotations={CONFIG: digest(config)},
         )
 
-    def _feedback_pod(self) -> RolePod:
+    def _feedback_pod(self, config: Manifest) -> RolePod:
         feedback, storage = self.route.spec.feedback, self.run.spec.storage
+        windows = feedback.windows
         variables = {
             "ETUDE_FEEDBACK_LEDGER": self.route.metadata.name,
             "ETUDE_FEEDBACK_STORE": storage.uri,
@@ -199,6 +208,12 @@ class _Builder(NamedTuple):
             "ETUDE_FEEDBACK_STORE_REGION": storage.region or "",
             "ETUDE_FEEDBACK_SECRET_FILE": f"{LEDGER_SECRET}/secret",
             "ETUDE_FEEDBACK_API_KEYS": f"{KEYS_FOLDER}/keys",
+            "ETUDE_FEEDBACK_RELEASE": f"{SPEC_FOLDER}/release.json",
+            "ETUDE_FEEDBACK_RELEASE_PORT": str(PORTS[names.FEEDBACK]["grpc"]),
+            "ETUDE_FEEDBACK_WINDOW_ROLLOUTS": str(windows.rollouts),
+            "ETUDE_FEEDBACK_WINDOW_MIN_ROLLOUTS": str(windows.min_rollouts),
+            "ETUDE_FEEDBACK_WINDOW_AGE_S": str(windows.max_age_seconds),
+            "ETUDE_FEEDBACK_HORIZON_S": str(windows.horizon_seconds),
         }
         if feedback.tls_ref is not None:
             variables["ETUDE_FEEDBACK_TLS"] = SERVING_TLS
@@ -209,8 +224,11 @@ class _Builder(NamedTuple):
             variables,
             grace_s=FEEDBACK_GRACE_S,
             files=PodFiles(
-                keys_secret=feedback.keys_ref.name, folders=(*_serving_tls(feedback), secret)
+                spec_map=self.child(names.FEEDBACK),
+                keys_secret=feedback.keys_ref.name,
+                folders=(*_serving_tls(feedback), secret),
             ),
+            annotations={CONFIG: digest(config)},
         )
 
     def _service_pod(
@@ -221,7 +239,7 @@ class _Builder(NamedTuple):
         *,
         grace_s: int,
         files: PodFiles,
-        annotations: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str],
     ) -> RolePod:
         return RolePod(
             role=role,
@@ -243,7 +261,7 @@ class _Builder(NamedTuple):
                 tolerations=[toleration(each) for each in spec.tolerations],
                 classes=pod_overrides.named_classes(spec.priority_class_name, None),
             ),
-            overrides=TemplateOverrides(annotations=annotations or {}),
+            overrides=TemplateOverrides(annotations=annotations),
         )
 
     def _store_secret(self) -> str | None:

@@ -25,7 +25,8 @@ from etude.operator.controller.rejections import Rejection, Rejections, target_o
 from etude.operator.kube.interface import ApiRejectedError, Cluster, NameTakenError
 from etude.operator.manifests import Manifest, ref, uid
 from etude.operator.remotes.clients import RemoteClient, RemoteError
-from etude.operator.remotes.report_store import ReportStore
+from etude.operator.remotes.release_order import ReleaseOrder
+from etude.operator.remotes.report_store import ReleaseAnswer, ReportStore
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +89,8 @@ class ActionExecutor:
                 await self.cluster.delete(action.ref, uid=action.uid, grace_s=action.grace_s)
             case SetFinalizers() | Adopt() | CompleteRequest() | WriteStatus():
                 await self._write_back(action)
-            case SendCommand():
-                await self._send_command(about, action)
-            case DrainHosts():
-                await drain_hosts(self.cluster, self.client, about, action)
+            case SendCommand() | ReleaseOrder() | DrainHosts():
+                await self._send(about, action)
             case RecordEvent():
                 await self.events.record(about, action)
             case AckReport():
@@ -122,6 +121,15 @@ class ActionExecutor:
                     # Not through the status writer: a write that is held back here is lost.
                     await self.cluster.replace_status(asked, action.status.to_json())
 
+    async def _send(self, about: Manifest, order: SendCommand | ReleaseOrder | DrainHosts) -> None:
+        match order:
+            case SendCommand():
+                await self._send_command(about, order)
+            case ReleaseOrder():
+                await self._ask_release(about, order)
+            case DrainHosts():
+                await drain_hosts(self.cluster, self.client, about, order)
+
     async def _send_command(self, about: Manifest, order: SendCommand) -> None:
         """Send a command, unless it was sent recently; a lost one is sent again."""
         ordered = f"{order.request.command_id}@{self.reports.run(uid(about)).acknowledged.epoch}"
@@ -137,6 +145,17 @@ class ActionExecutor:
             )
         except RemoteError as error:
             log.warning("command %s was not accepted: %s", order.request.command_id, error)
+
+    async def _ask_release(self, about: Manifest, order: ReleaseOrder) -> None:
+        """Forward a request; without an answer it is sent again, which the service recognizes."""
+        namespace = about["metadata"].get("namespace", "default")
+        address = self.cluster.address(namespace, order.target)
+        try:
+            answer = await self.client.ask_release(address, order)
+        except RemoteError as error:
+            log.warning("request %s was not answered: %s", order.request_id, error)
+        else:
+            self.reports.release_answers[uid(about)] = ReleaseAnswer(order.request_id, answer)
 
     def forget(self, gone_uid: str) -> None:
         self._last_applied.forget(gone_uid)

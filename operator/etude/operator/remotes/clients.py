@@ -1,4 +1,4 @@
-"""RPC clients of run controllers and pool brokers."""
+"""RPC clients of run controllers, pool brokers and feedback services."""
 
 import asyncio
 import contextlib
@@ -12,13 +12,36 @@ from typing_extensions import override
 
 from etude.common.errors import UnavailableError, UserError
 from etude.common.rpc.channels import CONTROL_DEADLINE_S, dial
+from etude.operator.remotes.release_order import ReleaseOrder, send_release_order
 from etude.operator.remotes.report_store import ReportPosition
-from etude.v1 import environments_pb2, environments_pb2_grpc, run_pb2, run_pb2_grpc
+from etude.v1 import (
+    environments_pb2,
+    environments_pb2_grpc,
+    release_pb2,
+    release_pb2_grpc,
+    run_pb2,
+    run_pb2_grpc,
+)
 
 T = TypeVar("T")
 
+_REJECTED = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+    }
+)
+"""Codes of a request that would be rejected again."""
+
 STREAM_LIMIT_S = 600.0
 """A stream is reopened after this, so that none stays half-open."""
+
+RELEASE_POLL_S = 5.0
+"""Time between two questions for the state of a route's releases."""
 
 HOLD_S = 15
 """Time for which a broker keeps a draining host free. Requests repeat every two seconds; without an
@@ -28,13 +51,13 @@ DRAIN_DEADLINE_S = 3.0
 
 
 class RemoteError(UnavailableError):
-    """A controller or broker did not answer, or not as expected."""
+    """A controller, broker or service did not answer, or not as expected."""
 
     reason = "ControllerUnreachable"
 
 
 class RemoteClient(Protocol):
-    """Client of controllers and brokers.
+    """Client of controllers, brokers and feedback services.
 
     Streams end with RemoteError if the peer ends, and without an error when they should be
     reopened.
@@ -44,11 +67,20 @@ class RemoteClient(Protocol):
         self, target: str, after: ReportPosition
     ) -> AsyncIterator[run_pb2.WatchRunResponse]: ...
     def watch_pool(self, target: str) -> AsyncIterator[environments_pb2.WatchPoolResponse]: ...
+    def watch_release(self, target: str) -> AsyncIterator[release_pb2.GetReleaseStatusResponse]: ...
     async def send_command(self, target: str, request: run_pb2.CommandRequest) -> None:
         """Send a command.
 
         Raises:
             RemoteError: it was not accepted.
+        """
+        ...
+
+    async def ask_release(self, target: str, order: ReleaseOrder) -> release_pb2.ReleaseDecision:
+        """Forward a request about releases; what the service rejects is a decision, Refuse.
+
+        Raises:
+            RemoteError: it did not answer.
         """
         ...
 
@@ -86,6 +118,21 @@ class GrpcRemoteClient(RemoteClient):
                 yield response
 
     @override
+    async def watch_release(
+        self, target: str
+    ) -> AsyncIterator[release_pb2.GetReleaseStatusResponse]:
+        request = release_pb2.GetReleaseStatusRequest()
+        async with _open_channel(target) as channel:
+            stub = release_pb2_grpc.ReleaseServiceStub(channel)
+            while True:
+                try:
+                    answer = await stub.GetReleaseStatus(request, timeout=CONTROL_DEADLINE_S)
+                except grpc.aio.AioRpcError as cause:
+                    raise RemoteError(f"{target}: {cause.details() or cause.code()}") from cause
+                yield answer
+                await asyncio.sleep(RELEASE_POLL_S)
+
+    @override
     async def send_command(self, target: str, request: run_pb2.CommandRequest) -> None:
         async with _open_channel(target) as channel:
             try:
@@ -94,6 +141,17 @@ class GrpcRemoteClient(RemoteClient):
                 )
             except grpc.aio.AioRpcError as cause:
                 raise RemoteError(f"{target}: {cause.details() or cause.code()}") from cause
+
+    @override
+    async def ask_release(self, target: str, order: ReleaseOrder) -> release_pb2.ReleaseDecision:
+        async with _open_channel(target) as channel:
+            try:
+                return await send_release_order(channel, order)
+            except grpc.aio.AioRpcError as cause:
+                what = cause.details() or str(cause.code())
+                if cause.code() in _REJECTED:
+                    return release_pb2.ReleaseDecision(action="Refuse", sentence=what)
+                raise RemoteError(f"{target}: {what}") from cause
 
     @override
     async def drain(self, target: str, hosts: Sequence[str]) -> frozenset[str]:
@@ -156,7 +214,7 @@ class MessageLog(Generic[T]):
 
 @dataclass(slots=True)
 class MemoryRemoteClient(RemoteClient):
-    """Client of scripted controllers and brokers, for tests."""
+    """Client of scripted controllers, brokers and feedback services, for tests."""
 
     runs: defaultdict[str, MessageLog[run_pb2.WatchRunResponse]] = field(
         default_factory=lambda: defaultdict(MessageLog)
@@ -164,7 +222,11 @@ class MemoryRemoteClient(RemoteClient):
     pools: defaultdict[str, MessageLog[environments_pb2.WatchPoolResponse]] = field(
         default_factory=lambda: defaultdict(MessageLog)
     )
+    releases: defaultdict[str, MessageLog[release_pb2.GetReleaseStatusResponse]] = field(
+        default_factory=lambda: defaultdict(MessageLog)
+    )
     commands: list[run_pb2.CommandRequest] = field(default_factory=list)
+    release_orders: list[ReleaseOrder] = field(default_factory=list)
     drained: dict[str, frozenset[str]] = field(default_factory=dict)
     """Hosts of the last request, by broker."""
     hosts_in_use: set[str] = field(default_factory=set)
@@ -186,8 +248,22 @@ class MemoryRemoteClient(RemoteClient):
             yield response
 
     @override
+    async def watch_release(
+        self, target: str
+    ) -> AsyncIterator[release_pb2.GetReleaseStatusResponse]:
+        async for response in self.releases[target].listen():
+            yield response
+
+    @override
     async def send_command(self, target: str, request: run_pb2.CommandRequest) -> None:
         self.commands.append(request)
+
+    @override
+    async def ask_release(self, target: str, order: ReleaseOrder) -> release_pb2.ReleaseDecision:
+        if target in self.unresponsive:
+            raise RemoteError(f"{target}: does not answer")
+        self.release_orders.append(order)
+        return release_pb2.ReleaseDecision(action=order.request.action, sentence="as asked")
 
     @override
     async def drain(self, target: str, hosts: Sequence[str]) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Followers: report streams of every ready controller and broker."""
+"""Followers: reports of every ready controller, broker and feedback service."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ class FollowedPod(NamedTuple):
 
 @dataclass(slots=True)
 class Followers:
-    """One task per controller or broker, in a running task group."""
+    """One task per controller, broker or feedback service, in a running task group."""
 
     cluster: Cluster
     reports: ReportStore
@@ -82,6 +82,7 @@ class Followers:
                 self.reports.record_disconnected(peer.uid)
             if peer.uid in self.reports.pools:
                 self.reports.pools[peer.uid].by_broker.pop(peer.ordinal, None)
+            self.reports.routes.pop(peer.uid, None)
 
     def unfollow_object(self, uid: str) -> None:
         for peer in [peer for peer in self._following if peer.uid == uid]:
@@ -93,7 +94,11 @@ class Followers:
 
     async def _follow(self, key: Ref, peer: ReportSource, target: str) -> None:
         """Read the stream until cancelled; a broken one is reopened with backoff."""
-        hear = self._read_controller if key.kind == "RLRun" else self._read_broker
+        hear = {
+            "RLRun": self._read_controller,
+            "EnvPool": self._read_broker,
+            "PolicyRoute": self._read_release,
+        }[key.kind]
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
         while True:
             try:
@@ -139,3 +144,10 @@ class Followers:
         async for response in self.client.watch_pool(address):
             self.reports.add_broker_report(peer.uid, peer.ordinal, response)
             self.enqueue(key, FIGURES_DELAY_S)
+
+    async def _read_release(self, key: Ref, peer: ReportSource, target: str) -> None:
+        address = self.cluster.address(key.namespace, target)
+        async for response in self.client.watch_release(address):
+            if self.reports.routes.get(peer.uid) != response:
+                self.reports.routes[peer.uid] = response
+                self.enqueue(key, 0)

@@ -1,4 +1,4 @@
-"""Report store: the newest reports of every controller and broker."""
+"""Report store: the newest reports of every controller, broker and feedback service."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from etude.operator.clock import Clock
 from etude.operator.remotes import combined_report as pool_figures
 from etude.operator.remotes.sanitize import sanitize_checkpoint, sanitize_status
-from etude.v1 import environments_pb2, run_pb2
+from etude.v1 import environments_pb2, release_pb2, run_pb2
 
 RESUMED = "Resumed"
 """Event of a controller that has reported everything that it found in the object store."""
@@ -59,6 +59,13 @@ class RunReport:
         return self.is_connected and self.status is not None and self.status_epoch == self.epoch
 
 
+class ReleaseAnswer(NamedTuple):
+    """The answer of a feedback service to a request."""
+
+    request_id: str
+    decision: release_pb2.ReleaseDecision
+
+
 class BrokerReport(NamedTuple):
     """The last report of one broker."""
 
@@ -87,11 +94,14 @@ class PoolReport:
 
 @dataclass(slots=True)
 class ReportStore:
-    """Reports by uid of their run or pool."""
+    """Reports by uid of their run, pool or route."""
 
     clock: Clock
     runs: dict[str, RunReport] = field(default_factory=dict)
     pools: dict[str, PoolReport] = field(default_factory=dict)
+    routes: dict[str, release_pb2.GetReleaseStatusResponse] = field(default_factory=dict)
+    release_answers: dict[str, ReleaseAnswer] = field(default_factory=dict)
+    """The newest one of each route."""
 
     def run(self, uid: str) -> RunReport:
         if uid not in self.runs:
@@ -160,6 +170,8 @@ class ReportStore:
     def forget(self, uid: str) -> None:
         self.runs.pop(uid, None)
         self.pools.pop(uid, None)
+        self.routes.pop(uid, None)
+        self.release_answers.pop(uid, None)
 
     def _take_status(self, report: RunReport, status: run_pb2.RunStatus) -> bool:
         before, report.status = report.status, status

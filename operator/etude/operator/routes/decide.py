@@ -11,14 +11,27 @@ from etude.common.api.route.status import PolicyRouteStatus
 from etude.common.api.status_types import Resolved
 from etude.operator import names
 from etude.operator.actions import Action, Apply, ClockReading, Decision, Delete
+from etude.operator.builders.addresses import PORTS
 from etude.operator.builders.platform import Platform
 from etude.operator.builders.route import route_children
 from etude.operator.conditions import ConditionFact
 from etude.operator.integrations import cert_manager
 from etude.operator.kube.interface import Cluster
-from etude.operator.manifests import Manifest, Ref, is_applied, is_deleting, labels, ref, uid
+from etude.operator.manifests import (
+    Manifest,
+    Ref,
+    is_applied,
+    is_deleting,
+    is_true,
+    labels,
+    ref,
+    uid,
+)
+from etude.operator.remotes.report_store import ReleaseAnswer, ReportStore
+from etude.operator.routes import requests
 from etude.operator.routes.acceptance import route_problem
 from etude.operator.routes.status import route_status
+from etude.v1 import release_pb2
 
 _PARTS = {"Service", "StatefulSet", "NetworkPolicy", "PodDisruptionBudget"}
 """Kinds of children that come and go with a channel; ConfigMaps stay."""
@@ -35,12 +48,22 @@ class ObservedRoute:
     """By role."""
     served: frozenset[str] = frozenset()
     """Served kinds of other projects."""
+    feedback_target: str | None = None
+    """Address of the ready feedback service; None without one."""
+    answer: ReleaseAnswer | None = None
+    """Newest one of the feedback service to a request."""
+    report: release_pb2.GetReleaseStatusResponse | None = None
+    """Newest one of the feedback service, about releases."""
     problem: ConditionFact | None = None
     """The rejection that kept the last decision from being carried out."""
 
 
 def observe_route(
-    cluster: Cluster, route: PolicyRoute, problem: ConditionFact | None, platform: Platform
+    cluster: Cluster,
+    reports: ReportStore,
+    route: PolicyRoute,
+    problem: ConditionFact | None,
+    platform: Platform,
 ) -> ObservedRoute:
     """Everything that a decision about this route depends on."""
     namespace, name = route.metadata.namespace, route.metadata.name
@@ -55,8 +78,19 @@ def observe_route(
         children={ref(m): m for m in cluster.list_owned(route.metadata.uid)},
         pods=pods,
         served=cluster.usable_kinds(cert_manager.created_kinds(platform.tls)),
+        feedback_target=_feedback_target(route, pods.get(names.FEEDBACK, ())),
+        answer=reports.release_answers.get(route.metadata.uid),
+        report=reports.routes.get(route.metadata.uid),
         problem=problem,
     )
+
+
+def _feedback_target(route: PolicyRoute, pods: Sequence[Manifest]) -> str | None:
+    """Address for requests and questions about releases."""
+    ready = [pod for pod in pods if is_true(pod, "Ready") and not is_deleting(pod)]
+    service = names.child(route.metadata.name, names.FEEDBACK)
+    port = PORTS[names.FEEDBACK]["grpc"]
+    return f"{ref(ready[0]).name}.{service}:{port}" if ready else None
 
 
 def _find_run(cluster: Cluster, route: PolicyRoute) -> RLRun | None:
@@ -89,11 +123,17 @@ def decide(
     actions: tuple[Action, ...] = ()
     if problem is None and run is not None:
         actions = tuple(_actions(route, run, observed, platform))
-    is_missing = cert_manager.is_cert_manager_missing(platform.tls, observed.served)
+    step = requests.next_step(route, observed.answer, observed.feedback_target)
+    status = route_status(route, observed.pods, now, problem, observed.problem, observed.report)
+    again_s = None
+    if cert_manager.is_cert_manager_missing(platform.tls, observed.served):
+        again_s = cert_manager.RETRY_S
+    if step.order is not None:
+        actions, again_s = (*actions, step.order), requests.RESEND_S
     return Decision(
-        status=route_status(route, observed.pods, now, problem, observed.problem),
+        status=status.model_copy(update={"request": step.answered}),
         actions=actions,
-        requeue_after_s=cert_manager.RETRY_S if is_missing else None,
+        requeue_after_s=again_s,
     )
 
 

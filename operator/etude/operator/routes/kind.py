@@ -13,6 +13,7 @@ from etude.operator.actions import Decision
 from etude.operator.kind import KindContext, KindReconciler, PassInput, ResourceKind
 from etude.operator.manifests import Manifest, Ref, labels, ref
 from etude.operator.metrics import ConditionMetric
+from etude.operator.remotes.followers import ReportSource
 from etude.operator.routes import decide
 
 
@@ -27,8 +28,15 @@ class RouteReconciler(KindReconciler[PolicyRoute, PolicyRouteStatus]):
     def decide(
         self, resource: PolicyRoute, manifest: Manifest, inputs: PassInput
     ) -> Decision[PolicyRouteStatus]:
+        context = self.context
         observed = decide.observe_route(
-            self.context.cluster, resource, inputs.problem, inputs.platform
+            context.cluster, context.reports, resource, inputs.problem, inputs.platform
+        )
+        context.followers.follow_ready_pod(
+            ref(manifest),
+            ReportSource(resource.metadata.uid),
+            observed.feedback_target or "",
+            observed.pods.get(names.FEEDBACK, ()),
         )
         self._conditions.export(ref(manifest), resource.status.conditions)
         return decide.decide(resource, observed, inputs.now, inputs.platform)

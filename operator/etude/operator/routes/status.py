@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from etude.common.api.kinds import PolicyRoute
-from etude.common.api.route.status import PolicyRouteStatus, ServedChannel
+from etude.common.api.route.status import PolicyRouteStatus
 from etude.operator import names
 from etude.operator.actions import ClockReading
 from etude.operator.clock import rfc3339
@@ -22,6 +22,8 @@ from etude.operator.pod_failures import (
     waiting_message,
 )
 from etude.operator.reasons import Reason
+from etude.operator.routes.releases import release_figures
+from etude.v1 import release_pb2
 
 PodsByRole = Mapping[str, Sequence[Manifest]]
 
@@ -32,6 +34,7 @@ def route_status(
     now: ClockReading,
     problem: ConditionFact | None,
     rejection: ConditionFact | None,
+    report: release_pb2.GetReleaseStatusResponse | None = None,
 ) -> PolicyRouteStatus:
     """The whole status of a route.
 
@@ -41,6 +44,7 @@ def route_status(
         now: both clocks.
         problem: of the route itself, for which nothing is changed.
         rejection: by the cluster, of a part.
+        report: of the feedback service, about releases.
     """
     gateways = route.spec.gateway.replicas
     channels = {
@@ -58,10 +62,7 @@ def route_status(
             "observed_generation": route.metadata.generation,
             "phase": _phase(facts, is_started=route.status.resolved is not None),
             "gateways": f"{_num_ready(pods, names.GATEWAY)}/{gateways}",
-            **{
-                name: ServedChannel(engines=channels[name]) if name in channels else None
-                for name in (names.STABLE, names.CANARY)
-            },
+            **release_figures(route.status, report, channels),
             "conditions": merge_conditions(
                 facts,
                 route.status.conditions,

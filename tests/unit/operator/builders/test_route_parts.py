@@ -10,6 +10,7 @@ import pytest
 
 from etude.common.api.kinds import PolicyRoute, RLRun
 from etude.common.role_inputs import read_run
+from etude.feedback.release.rules import ReleasePolicy, ReleaseRules, read_rules
 from etude.feedback.settings import Settings as FeedbackSettings
 from etude.gateway.settings import Route
 from etude.gateway.settings import Settings as GatewaySettings
@@ -158,9 +159,15 @@ def test_the_variables_of_the_feedback_service_are_those_that_it_reads(
 ) -> None:
     storage = {"uri": "s3://runs/demo", "endpoint": "http://minio:9000", "region": "eu"}
     run = RLRun.model_validate(run_body(storage=storage))
-    made = children(route_body(), run, platform)
+    body = route_body()
+    limits = {"rollouts": 90, "minRollouts": 80, "maxAgeSeconds": 70, "horizonSeconds": 60}
+    body["spec"]["feedback"]["windows"] = limits
+    made = children(body, run, platform)
     workload = made["Deployment", "feedback"]
     settings = FeedbackSettings.from_env(variables(workload))
+    windows = settings.windows
+    assert (windows.num_rollouts, windows.min_rollouts) == (90, 80)
+    assert (windows.max_age_s, windows.horizon_s) == (70, 60)
     assert (settings.ledger, settings.store) == ("coder", "s3://runs/demo")
     assert settings.key_store == "s3://keys-of-users/coder"
     assert settings.access.to_json() == {"endpoint": "http://minio:9000", "region": "eu"}
@@ -168,6 +175,41 @@ def test_the_variables_of_the_feedback_service_are_those_that_it_reads(
     volumes = {volume["name"]: volume for volume in pod(workload)["volumes"]}
     secret = volumes[mounts[str(settings.secret_file.parent)]]["secret"]
     assert (secret["secretName"], secret["items"][0]["path"]) == ("ledger", "secret")
+
+
+def test_the_feedback_service_reads_the_rules_of_releases(
+    route_body: Any, run: RLRun, platform: Platform, tmp_path: Path
+) -> None:
+    def rules(**spec: Any) -> ReleaseRules:
+        made = children(route_body(**spec), run, platform)
+        file = tmp_path / "release.json"
+        file.write_text(made["ConfigMap", "feedback"]["data"]["release.json"])
+        settings = FeedbackSettings.from_env(variables(made["Deployment", "feedback"])).release
+        assert settings is not None
+        assert (str(settings.rules_file), settings.port) == ("/etc/etude/release.json", 7091)
+        return read_rules(file)
+
+    assert rules() == ReleaseRules()
+    edits = {"name": "edits", "signal": "edit_persistence", "relevant": "0.01"}
+    quarrels = {"name": "quarrels", "signal": "dissatisfied_followup", "relevant": "2e-2"}
+    found = rules(
+        policy="Manual",
+        gate={"margins": [{"metric": "success", "margin": "0.05"}], "minTasks": 7},
+        canary={
+            "steps": [2_500, 5_000],
+            "usersPerArm": 400,
+            "minUsers": 40,
+            "primary": edits,
+            "guardrails": [quarrels | {"isHigherBetter": False}],
+            "signals": [],
+        },
+    )
+    assert found.policy is ReleasePolicy.MANUAL
+    assert (found.gate.margins[0].margin, found.gate.min_tasks) == (0.05, 7)
+    assert (found.canary.steps, found.canary.primary.signal) == ((2_500, 5_000), "edit_persistence")
+    (guardrail,) = found.canary.guardrails
+    assert (guardrail.relevant, guardrail.is_higher_better) == (0.02, False)
+    assert found.canary.signals == ()
 
 
 def test_a_pod_that_goes_first_leaves_the_load_balancer_and_has_time_for_its_turns(
@@ -191,8 +233,13 @@ def test_users_reach_services_alone_and_gateways_alone_reach_engines(made: Made)
     }
     assert calls["ports"] == [{"port": 7010, "protocol": "TCP"}]
     for service, port in (("gateway", 7080), ("feedback", 7090)):
-        _, public = policies[service]["ingress"]
+        public = policies[service]["ingress"][1]
         assert public == {"ports": [{"port": port, "protocol": "TCP"}]}
+    # The operator alone forwards what people ask about releases.
+    (asked,) = policies["feedback"]["ingress"][2:]
+    (operator,) = asked["from"]
+    home = operator["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+    assert (home, asked["ports"]) == ("etude-system", [{"port": 7091, "protocol": "TCP"}])
 
 
 def test_a_run_without_managed_policies_has_a_route_without_them(

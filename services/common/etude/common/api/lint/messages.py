@@ -18,6 +18,7 @@ from etude.common.api.meta import (
 )
 from etude.common.api.pool import autoscaling, network, placement
 from etude.common.api.pool import spec as pool_spec
+from etude.common.api.route import release
 from etude.common.api.run import http_gateway, lifecycle, role_spec, scheduling
 from etude.common.api.run import spec as run_spec
 from etude.common.api.yaml_documents import FieldPath
@@ -45,6 +46,7 @@ PATTERN_DESCRIPTIONS: Mapping[str, str] = {
         "an image that was pushed, s3://bucket/prefix/ and 32 hexadecimal digits, a folder"
         " file:///…, or the name of one on the node"
     ),
+    release.LABEL: "a letter, then letters, digits, blanks, '_' and '-'",
     role_spec.IMAGE: "an image's reference, such as registry.example/etude:1.0",
     pool_spec.BACKEND: "hashed-1, minilm-l6-v2, or trained- and 16 hexadecimal digits",
     observability.COLLECTOR: "an http:// or https:// URL, such as http://collector.example:4317",

@@ -1,11 +1,12 @@
 """PolicyRoute: a policy that is served to users, by channels of checkpoints."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from etude.common.api.meta import LabelValue, Model, Name, NameRef, ObjectName, Uri
+from etude.common.api.meta import LabelValue, Model, Name, NameRef, ObjectName, Rule, Uri
 from etude.common.api.pool.placement import Toleration
+from etude.common.api.route.release import RouteCanary, RouteGate, RoutePolicy
 from etude.common.api.run.role_spec import CPU, IMAGE, MEMORY, EngineRole
 from etude.common.api.run.spec import PRINTABLE
 
@@ -83,6 +84,29 @@ class GatewayService(ServicePods):
     is recorded without it."""
 
 
+class FeedbackWindows(Model):
+    """Limits at which a window of users' rollouts is closed, to train on."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.minRollouts <= self.rollouts",
+            holds=lambda s: s.min_rollouts <= s.rollouts,
+            message="minRollouts must not be above rollouts",
+            fix="lower minRollouts, or raise rollouts",
+            field_path=".minRollouts",
+        ),
+    )
+
+    rollouts: Annotated[int, Field(ge=2, le=10_000)] = 1_000
+    """Rollouts of a full window."""
+    min_rollouts: Annotated[int, Field(ge=2, le=10_000)] = 100
+    """Rollouts of a window that is closed by its age."""
+    max_age_seconds: Annotated[int, Field(ge=1, le=2_592_000)] = 7_200
+    """Age at which a window is closed although it is not full."""
+    horizon_seconds: Annotated[int, Field(ge=1, le=2_592_000)] = 3_600
+    """Time after a rollout's last turn in which its signals come."""
+
+
 class FeedbackService(ServicePods):
     """The service that takes users' feedback; there is one of it."""
 
@@ -92,6 +116,8 @@ class FeedbackService(ServicePods):
     key_store_uri: Uri
     """Folder or bucket of the users' keys, outside the run's storage and without versions of
     objects and backups: erasure destroys keys. It is reached as the run's storage is."""
+    windows: FeedbackWindows = Field(default_factory=FeedbackWindows)
+    """Limits at which windows of users' rollouts are closed, to train on."""
 
 
 class PolicyRouteSpec(Model):
@@ -108,4 +134,11 @@ class PolicyRouteSpec(Model):
     gateway: GatewayService
     """The service that users' clients talk to."""
     feedback: FeedbackService
-    """The service that takes users' feedback."""
+    """The service that takes users' feedback, and decides which version they are served."""
+    policy: RoutePolicy = RoutePolicy.AUTOMATIC
+    """Decisions that need no person: all of them, all but promotion (Manual), or roll-backs alone
+    (Frozen)."""
+    gate: RouteGate = Field(default_factory=RouteGate)
+    """Evaluation that a candidate must pass before users see it."""
+    canary: RouteCanary = Field(default_factory=RouteCanary)
+    """Comparison with users that a candidate must win."""

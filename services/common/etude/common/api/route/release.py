@@ -1,0 +1,115 @@
+"""Rules by which a candidate reaches users: evaluation gate, canary, policy."""
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from etude.common.api.meta import NAMED, Fraction, Model, Rule, UniqueBy
+
+LABEL = r"^[A-Za-z][A-Za-z0-9 _-]*$"
+Label = Annotated[str, Field(min_length=1, max_length=64, pattern=LABEL)]
+
+
+class RoutePolicy(StrEnum):
+    """Decisions that need no person."""
+
+    AUTOMATIC = "Automatic"
+    MANUAL = "Manual"
+    FROZEN = "Frozen"
+
+
+def _above_zero(field: str) -> Rule:
+    name = "".join(word.capitalize() if i else word for i, word in enumerate(field.split("_")))
+    return Rule(
+        cel=f"double(self.{name}) > 0.0",
+        holds=lambda s: float(getattr(s, field)) > 0,
+        message=f"{name} must be above 0",
+        fix='give a decimal such as "0.02"',
+        field_path=f".{name}",
+    )
+
+
+class RouteMargin(Model):
+    """Largest loss in one metric of the evaluation."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (_above_zero("margin"),)
+
+    metric: Label
+    """Metric of the evaluation, such as success."""
+    margin: Fraction
+    """Loss that is accepted, in the metric's own unit."""
+    is_share: bool = True
+    """True for values from 0 to 1."""
+    less_is_better: bool = False
+    """True if the candidate should have less of it."""
+
+
+class RouteGate(Model):
+    """Rules of the evaluation gate: candidate against the version in use, paired by task."""
+
+    margins: (
+        Annotated[tuple[RouteMargin, ...], Field(min_length=1, max_length=64), UniqueBy("metric")]
+        | None
+    ) = None
+    """Of each metric the lower bound of the difference must be above minus its margin; unless set,
+    success with a margin of 0.02."""
+    min_tasks: Annotated[int, Field(ge=1, le=1_000_000)] = 100
+    """Tasks of both versions, below which nothing is decided."""
+
+
+class RouteMetric(Model):
+    """One metric of users: a signal, summed over the rollouts of each user."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (_above_zero("relevant"),)
+
+    name: Label
+    """As sentences have it."""
+    signal: Label
+    """Signal of feedback, such as persistence."""
+    relevant: Fraction
+    """Smallest absolute difference that matters."""
+    is_higher_better: bool = True
+    """False for metrics such as complaints."""
+    unit: Annotated[str, Field(min_length=1, max_length=16)] = "points"
+    """Of differences; for points a share is multiplied by 100."""
+
+
+class RouteCanary(Model):
+    """Rules of the comparison with users."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.steps.all(i, self.steps.exists_one(j, j == i)) && self.steps.isSorted()",
+            holds=lambda s: list(s.steps) == sorted(set(s.steps)),
+            message="steps: each must be above the one before",
+            fix="write rising shares, such as [100, 500, 1000]",
+            field_path=".steps",
+        ),
+        Rule(
+            cel="self.minUsers <= self.usersPerArm",
+            holds=lambda s: s.min_users <= s.users_per_arm,
+            message="minUsers must not be above usersPerArm",
+            fix="lower minUsers, or plan for more users",
+            field_path=".minUsers",
+        ),
+    )
+
+    steps: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=5_000)], ...], Field(min_length=1, max_length=16)
+    ] = (100, 500, 1_000, 2_500, 5_000)
+    """Shares of users with the candidate, in 10,000ths of all; as many are the control."""
+    step_seconds: Annotated[int, Field(ge=0, le=2_592_000)] = 900
+    """Shortest time of a step."""
+    max_seconds: Annotated[int, Field(ge=0, le=2_592_000)] = 604_800
+    """Longest time of a canary: then its last look decides."""
+    users_per_arm: Annotated[int, Field(ge=2, le=100_000_000)] = 20_000
+    """Planned users of each arm whose outcome is known."""
+    min_users: Annotated[int, Field(ge=2, le=1_000_000)] = 200
+    """Of each arm, below which a metric decides nothing and a step does not end."""
+    primary: RouteMetric | None = None
+    """Promotes the candidate if it is better; unless set, the persistence of edits."""
+    guardrails: Annotated[tuple[RouteMetric, ...], Field(max_length=16), NAMED] = ()
+    """Roll back if they are worse."""
+    signals: Annotated[tuple[RouteMetric, ...], Field(max_length=16), NAMED] | None = None
+    """Ask a person if they are worse; complaints unless set. All metrics have different names."""
