@@ -46,9 +46,9 @@ class FeedbackProcess:
     def headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.key}"}
 
-    async def start(self) -> asyncio.subprocess.Process:
-        """Start it, and wait until it answers."""
-        env = {
+    @property
+    def env(self) -> dict[str, str]:
+        return {
             "PATH": os.environ["PATH"],
             "ETUDE_FEEDBACK_STORE": (self.folder / "ledger").as_uri(),
             "ETUDE_FEEDBACK_KEY_STORE": (self.folder / "keys").as_uri(),
@@ -58,9 +58,12 @@ class FeedbackProcess:
             "ETUDE_PROBE_PORT": "0",
             **self.settings,
         }
+
+    async def start(self) -> asyncio.subprocess.Process:
+        """Start it, and wait until it answers."""
         command = (sys.executable, "-m", "etude.feedback.main")
         self.process = await asyncio.create_subprocess_exec(
-            *command, env=env, stderr=asyncio.subprocess.PIPE
+            *command, env=self.env, stderr=asyncio.subprocess.PIPE
         )
         async with asyncio.timeout(STARTED_S), httpx.AsyncClient() as client:
             while True:

@@ -39,3 +39,36 @@ async def test_what_users_send_does_not_leave_the_machine_in_the_clear(tmp_path:
         await serve(Settings.from_env(ENV | {"ETUDE_HOST": "0.0.0.0"}))
     with pytest.raises(UserError, match=r"tls\.key"):
         await serve(Settings.from_env(ENV | {"ETUDE_FEEDBACK_TLS": str(tmp_path)}))
+
+
+def test_rules_of_windows_and_weights_of_signals_are_read() -> None:
+    rules = Settings.from_env(
+        ENV
+        | {
+            "ETUDE_FEEDBACK_WINDOW_ROLLOUTS": "50",
+            "ETUDE_FEEDBACK_WINDOW_AGE_S": "60",
+            "ETUDE_FEEDBACK_HORIZON_S": "5",
+            "ETUDE_FEEDBACK_SIGNALS": "thumb=0, deferral=-2.5",
+        }
+    ).windows
+    assert (rules.num_rollouts, rules.min_rollouts) == (50, 50)
+    assert (rules.max_age_s, rules.horizon_s) == (60, 5)
+    default = Settings.from_env(ENV).windows.weights
+    assert rules.weights == {**default, "thumb": 0.0, "deferral": -2.5}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ETUDE_FEEDBACK_WINDOW_ROLLOUTS", "10001"),
+        ("ETUDE_FEEDBACK_WINDOW_MIN_ROLLOUTS", "1001"),
+        ("ETUDE_FEEDBACK_HORIZON_S", "0"),
+        ("ETUDE_FEEDBACK_SIGNALS", "smiles=1"),
+        ("ETUDE_FEEDBACK_SIGNALS", "thumb"),
+        ("ETUDE_FEEDBACK_SIGNALS", "thumb=nan"),
+        ("ETUDE_FEEDBACK_SIGNALS", "thumb=1e9"),
+    ],
+)
+def test_impossible_rules_are_refused_by_the_name_of_the_variable(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Settings.from_env(ENV | {name: value})

@@ -352,3 +352,22 @@ async def test_a_stream_that_fails_counts_as_a_failure(gateway: ServedGateway) -
         await listen(client_of(gateway), is_streamed=True)
     after = count_requests("200"), count_requests("503"), count_abandoned()
     assert after == (before[0], before[1] + 1, before[2] + 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("Done.", (0, 0, False)),
+        ("Which file do you mean?", (0, 0, True)),
+        (XML_CALL, (1, 0, False)),
+        (f"Shall I look?{XML_CALL}{XML_CALL}", (2, 0, False)),
+        ("<tool_call><function=read_file>Which one?", (1, 1, False)),
+    ],
+)
+async def test_a_record_counts_calls_and_tells_a_question(
+    gateway: ServedGateway, text: str, counts: tuple[int, int, bool]
+) -> None:
+    gateway.engines[0].say = lambda prompt: text
+    await client_of(gateway).chat.completions.create(model=MODEL, messages=ASK, tools=TOOLS)
+    (record,) = await gateway.records()
+    assert (record.num_calls, record.num_broken_calls, record.asks_question) == counts

@@ -64,10 +64,10 @@ def credit_rewards(
         users: their users. [N]
         strata: sets of rollouts whose users asked for comparable things. [N]
     """
-    baselines = _baselines(rewards, users, strata)
+    means = baselines(rewards, users, strata)
     raw = [
         max(-MAX_ADVANTAGE, min(MAX_ADVANTAGE, reward - baseline))
-        for reward, baseline in zip(rewards, baselines, strict=True)
+        for reward, baseline in zip(rewards, means, strict=True)
     ]
     weights = weigh_users(raw, users)
     return [
@@ -141,10 +141,14 @@ def _scores(outcomes: Sequence[RolloutOutcome], name: str) -> dict[int, float]:
     }
 
 
-def _baselines(
+def baselines(
     rewards: Sequence[float], users: Sequence[UserId], strata: Sequence[str]
 ) -> list[float]:
-    """Mean over the other users of a stratum of each one's mean reward.  [N] -> [N]."""
+    """Mean over the other users of a stratum of each one's mean reward.  [N] -> [N].
+
+    A stratum of fewer than 3 users is compared with the whole window; a user who is alone there has
+    the reward itself as baseline, and so an advantage of 0.
+    """
     by_stratum: dict[str, dict[UserId, list[float]]] = defaultdict(lambda: defaultdict(list))
     for reward, user, stratum in zip(rewards, users, strata, strict=True):
         by_stratum[stratum][user].append(reward)
@@ -153,9 +157,9 @@ def _baselines(
     for stratum, members in by_stratum.items():
         means = {user: statistics.fmean(each) for user, each in members.items()}
         sums[stratum] = (math.fsum(means.values()), means)
-    baselines: list[float] = []
+    found: list[float] = []
     for reward, user, stratum in zip(rewards, users, strata, strict=True):
         total, means = sums[stratum if len(sums[stratum][1]) >= FEWEST_USERS else ""]
         others = len(means) - 1
-        baselines.append((total - means[user]) / others if others else reward)
-    return baselines
+        found.append((total - means[user]) / others if others else reward)
+    return found

@@ -1,4 +1,4 @@
-"""Entry point of the feedback service: serve, audit the ledger, or make an API key."""
+"""Entry point of the feedback service: serve, audit ledger and windows, or make an API key."""
 
 import sys
 from collections.abc import Coroutine
@@ -25,7 +25,7 @@ def _command(arguments: list[str]) -> Coroutine[None, None, None]:
             return serve(settings)
         case ["audit"]:
             audit_settings = Settings.from_env()
-            from etude.feedback.service import audit
+            from etude.feedback.commands.audit import audit
 
             return audit(audit_settings)
         case ["key", user, scopes]:

@@ -33,7 +33,7 @@ WAITING_ROLLOUTS = Gauge(
     "Served rollouts that are in no window yet.",
 )
 WINDOWS = Counter(
-    "etude_feedback_windows_total",
+    "etude_feedback_closed_windows_total",
     "Windows that were closed.",
 )
 WINDOW_ROLLOUTS = Counter(

@@ -1,4 +1,4 @@
-"""The feedback service's process: wiring, serving, draining, and the audit of its ledger."""
+"""The feedback service's process: wiring, serving, draining."""
 
 import asyncio
 import os
@@ -17,7 +17,6 @@ from etude.common.probes import Probes
 from etude.common.stores import open_run_store
 from etude.feedback.ingest.app import build_application
 from etude.feedback.ingest.intake import EventIntake
-from etude.feedback.ledger.audit import audit_ledger
 from etude.feedback.ledger.ledger import FeedbackLedger, open_ledger
 from etude.feedback.ledger.user_keys import LedgerSecret
 from etude.feedback.release.server import ReleaseServer
@@ -40,7 +39,7 @@ async def serve(settings: Settings) -> None:
         ledger = await asyncio.to_thread(_open, settings, secret)
         app = build_application(keys, EventIntake(ledger))
         server = HttpServer(http_config(app, tls_folder=settings.tls_folder))
-        builder = WindowBuilder(ledger, settings.windows)
+        builder = WindowBuilder(ledger, settings.windows, is_stopping=stop.is_set)
         tasks = [build_windows(builder, stop)]
         if settings.release is not None:
             releases = await ReleaseServer.start(settings.release, ledger, keys)
@@ -93,18 +92,6 @@ def _end_process(error: EtudeError) -> NoReturn:
     sys.stderr.write(f"etude-feedback: {error}\n")
     sys.stderr.flush()
     os._exit(1)
-
-
-async def audit(settings: Settings) -> None:
-    """Print counts, head and broken invariants of the ledger; exit with 1 if there are any."""
-    store = open_run_store(settings.store, settings.access)
-    found = await asyncio.to_thread(audit_ledger, store, uid=settings.ledger)
-    counts = ", ".join(f"{number} {kind}" for kind, number in sorted(found.num_records.items()))
-    sys.stdout.write(f"records: {counts or 'none'}\nhead: {found.head.hex()}\n")
-    for finding in found.findings:
-        sys.stdout.write(f"{finding.invariant}: {finding.what}\n")
-    if found.findings:
-        process.exit_with("etude-feedback", "the ledger is damaged", 1)
 
 
 def _open(settings: Settings, secret: LedgerSecret) -> FeedbackLedger:

@@ -9,7 +9,7 @@ from typing import Self
 from etude.common.api.storage import StoreAccess
 from etude.common.settings_fields import parse_count, parse_path, parse_port
 from etude.feedback.release.rules import ReleaseSettings
-from etude.feedback.windows.settings import MAX_WINDOW_ROLLOUTS, WindowRules
+from etude.feedback.windows.settings import MAX_WINDOW_ROLLOUTS, WindowRules, parse_weights
 
 _MAX_S = 30 * 86_400
 
@@ -85,6 +85,7 @@ def _parse_windows(env: Mapping[str, str]) -> WindowRules:
         ),
         max_age_s=parse_count(env, "ETUDE_FEEDBACK_WINDOW_AGE_S", 7_200, low=1, high=_MAX_S),
         horizon_s=parse_count(env, "ETUDE_FEEDBACK_HORIZON_S", 3_600, low=1, high=_MAX_S),
+        weights=_parse_weights(env),
     )
 
 
@@ -98,3 +99,10 @@ def _parse_release(env: Mapping[str, str], horizon_s: float) -> ReleaseSettings 
         port=parse_port(env, "ETUDE_FEEDBACK_RELEASE_PORT", 7061),
         horizon_s=horizon_s,
     )
+
+
+def _parse_weights(env: Mapping[str, str]) -> Mapping[str, float]:
+    try:
+        return parse_weights(env.get("ETUDE_FEEDBACK_SIGNALS", ""))
+    except ValueError as error:
+        raise ValueError(f"ETUDE_FEEDBACK_SIGNALS: {error}") from None

@@ -8,12 +8,17 @@ from typing import NamedTuple, cast
 from blake3 import blake3
 
 from etude.agent.completions import Completion
+from etude.agent.transcript import asks_question
 from etude.common.api_keys import KeyOwner
 from etude.common.turn_log import TurnLog, identify_rollout
 from etude.gateway import metrics
 from etude.gateway.sessions import Branch
 from etude.gateway.turn_request import RolloutMarks, TurnRequest
+from etude.gateway.turn_text import TurnParts
 from etude.v1 import inference_pb2, turns_pb2, weights_pb2
+
+_ENDING_CHARS = 1_000
+"""End of a turn's text in which a question is looked for: the search is not linear."""
 
 
 class SampledTurn(NamedTuple):
@@ -29,6 +34,7 @@ class SampledTurn(NamedTuple):
     branch: Branch
     """Its tokens end with this turn's."""
     completion: Completion
+    parts: TurnParts
 
 
 @dataclass(slots=True)
@@ -93,7 +99,15 @@ def make_record(turn: SampledTurn, config_hash: bytes) -> turns_pb2.TurnRecord:
         ],
         finish_reason=cast("inference_pb2.FinishReason", int(completion.finish)),
         temperature=turn.request.sampling.temperature,
+        num_calls=max(len(turn.parts.calls), int(turn.parts.is_malformed)),
+        num_broken_calls=int(turn.parts.is_malformed),
+        asks_question=_asks_question(turn.parts),
     )
+
+
+def _asks_question(parts: TurnParts) -> bool:
+    is_call = parts.calls or parts.is_malformed
+    return not is_call and asks_question(parts.content[-_ENDING_CHARS:])
 
 
 def hash_config(chat_template: str, request: TurnRequest) -> bytes:

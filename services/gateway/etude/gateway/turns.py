@@ -275,7 +275,7 @@ class _RunningTurn:
             thinking_tokens=count_thinking(chat, ids, is_open=is_open),
         )
         metrics.TURNS.labels(prompt.place).inc()
-        self._add_to_branch(completion)
+        self._add_to_branch(completion, parts)
         if prompt.conversation is not None:
             calls = () if parts.is_malformed else parts.calls
             # As in a rollout: calls are cut out of the text with its thinking.
@@ -296,7 +296,7 @@ class _RunningTurn:
             for index, call in enumerate(parts.calls)
         )
 
-    def _add_to_branch(self, completion: Completion) -> None:
+    def _add_to_branch(self, completion: Completion, parts: TurnParts) -> None:
         """Extend the branch by the turn, and record it.
 
         Raises:
@@ -322,6 +322,7 @@ class _RunningTurn:
                     experiment=self.arm.experiment,
                     branch=branch,
                     completion=completion,
+                    parts=parts,
                 )
             )
 

@@ -1,18 +1,35 @@
 """Windows from turns and events: every served rollout is trained once, waits, or has a reason."""
 
 import asyncio
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blake3 import blake3
 from tests.support.feedback import events as examples
 from tests.support.feedback.lives import NOW_MS, SECRET, SERVER, Stores, living
 from tests.support.feedback.turns import serve_version, turn, write_turns
+from typing_extensions import override
 
+from etude.common.blobs import MemoryStore
 from etude.common.feedback import windows
 from etude.common.turn_log import identify_rollout
+from etude.common.weights import VersionId
 from etude.feedback.ingest.intake import EventIntake
 from etude.feedback.windows.builder import WindowBuilder
 from etude.feedback.windows.settings import WindowRules
+
+
+@dataclass(slots=True)
+class CountingStore(MemoryStore):
+    """Counts objects that are read."""
+
+    num_reads: int = 0
+
+    @override
+    def get(self, key: str) -> bytes:
+        self.num_reads += 1
+        return MemoryStore.get(self, key)
+
 
 HORIZON_S = 100.0
 RULES = WindowRules(num_rollouts=4, min_rollouts=2, max_age_s=1_000, horizon_s=HORIZON_S)
@@ -101,3 +118,107 @@ async def test_users_who_do_not_agree_now_are_left_out_with_the_reason() -> None
         "revoked": "NoConsent",
         "unknown": "NoConsent",
     }
+
+
+async def test_rollouts_that_cannot_be_trained_are_masked_with_the_reason() -> None:
+    stores = Stores()
+    serve_version(stores.ledger)
+    serve_version(stores.ledger, VersionId(1, 2), number=2)
+    cases = {
+        "MixedVersions": [
+            turn("mixed", started_ms=NOW_MS, branch=str(n), version=VersionId(1, n)) for n in (1, 2)
+        ],
+        "VersionNotServed": [turn("other", started_ms=NOW_MS, version=VersionId(1, 9))],
+        "OnlySideTurns": [turn("side", started_ms=NOW_MS, is_side=True)],
+        "IncompleteTurns": [turn("lost", started_ms=NOW_MS, prefix=4)],
+        "MalformedTurns": [turn("bad", started_ms=NOW_MS, prompt=[])],
+    }
+    others = ("mixed", "other", "side", "lost", "bad")
+    async with living(stores) as intake:
+        for user in (*USERS, *others):
+            await send(intake, "shown", user)
+        turns = [turn(user, started_ms=NOW_MS, version=VersionId(1, 2)) for user in USERS]
+        for record in (record for records in cases.values() for record in records):
+            if record.user in {"lost", "bad"}:
+                record.spans[0].sampled.number = 2
+            turns.append(record)
+        write_turns(stores.ledger, turns)
+        builder = build(intake, now_ms=NOW_MS + 2_000_000)
+        builder.rules = replace(RULES, num_rollouts=10)
+        await run(builder)
+    manifest = windows.read_window(stores.ledger, 1)
+    assert (manifest.version, len(manifest.rollouts)) == (2, len(USERS))
+    reasons = {each.rollout: each.reason for each in manifest.exclusions}
+    assert reasons == {
+        identify_rollout("acme", user, "r-1"): reason
+        for user, reason in zip(others, cases, strict=True)
+    }
+
+
+async def test_a_damaged_object_of_turns_masks_its_rollouts_and_stops_nothing() -> None:
+    stores = Stores()
+    serve_version(stores.ledger)
+    async with living(stores) as intake:
+        for user in (*USERS, "lost"):
+            await send(intake, "shown", user)
+        write_turns(stores.ledger, [turn("lost", started_ms=NOW_MS)], writer="w1")
+        key = next(iter(stores.ledger.list("turns/"))).key
+        stores.ledger.put(key, b"damaged")
+        second = turn("lost", started_ms=NOW_MS, prefix=5, prompt=[6])
+        write_turns(stores.ledger, [second, *(turn(u, started_ms=NOW_MS) for u in USERS)], "w2")
+        await run(build(intake, now_ms=NOW_MS + 2_000_000))
+    manifest = windows.read_window(stores.ledger, 1)
+    assert [each.reason for each in manifest.exclusions] == ["IncompleteTurns"]
+
+
+async def test_rollouts_of_a_version_that_is_served_no_more_are_masked_when_too_few() -> None:
+    stores = Stores()
+    serve_version(stores.ledger)
+    async with living(stores) as intake:
+        for user in (*USERS, "late"):
+            await send(intake, "shown", user)
+        write_turns(stores.ledger, [turn("late", started_ms=NOW_MS)])
+        serve_version(stores.ledger, VersionId(1, 2), number=2)
+        builder = build(intake, now_ms=NOW_MS + 2_000_000)
+        await run(builder)
+        assert not [*windows.list_windows(stores.ledger)]
+        newer = [turn(user, started_ms=NOW_MS, version=VersionId(1, 2)) for user in USERS]
+        write_turns(stores.ledger, newer)
+        await run(builder)
+    manifest = windows.read_window(stores.ledger, 1)
+    assert [each.reason for each in manifest.exclusions] == ["VersionNotServed"]
+
+
+async def test_a_user_with_many_rollouts_does_not_keep_others_out() -> None:
+    stores = Stores()
+    serve_version(stores.ledger)
+    async with living(stores) as intake:
+        for user in USERS:
+            await send(intake, "shown", user)
+        flood = [turn("a", f"r-{n}", started_ms=NOW_MS - 50_000 + n) for n in range(20)]
+        write_turns(stores.ledger, [*flood, *(turn(u, started_ms=NOW_MS) for u in USERS[1:])])
+        await run(build(intake))
+    users = [each.user for each in windows.read_window(stores.ledger, 1).rollouts]
+    assert len(set(users)) == len(USERS)
+
+
+async def test_a_second_pass_reads_only_what_is_new() -> None:
+    stores = Stores()
+    store = CountingStore()
+    stores.ledger = store
+    serve_version(store)
+    async with living(stores) as intake:
+        builder = build(intake, now_ms=NOW_MS)
+        for number in range(3):
+            await send(intake, "shown", f"u{number}")
+            write_turns(store, [turn(f"u{number}", started_ms=NOW_MS)])
+            await run(builder)
+        store.num_reads = 0
+        await run(builder)
+        assert store.num_reads == 0
+        await send(intake, "shown", "u9")
+        write_turns(store, [turn("u9", started_ms=NOW_MS)])
+        store.num_reads = 0
+        await run(builder)
+    assert store.num_reads <= 4  # one object of turns, segments of one consent and one event
+    assert len(builder.waiting.histories) == 4

@@ -35,7 +35,22 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Pseudonym = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 """Digest of a user under the ledger's secret."""
 Label = Annotated[str, Field(max_length=128)]
+Count = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Figure = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+
+
+class RolloutCounts(BaseModel):
+    """Figures of one rollout that monitors read."""
+
+    model_config = records.STRICT
+
+    calls: Count = 0
+    broken_calls: Count = 0
+    edits: Count = 0
+    is_question: bool = False
+    """It ended with a question, and changed nothing."""
+    tokens: Count = 0
+    """Sampled ones."""
 
 
 class WindowRollout(BaseModel):
@@ -58,6 +73,7 @@ class WindowRollout(BaseModel):
     user: what the loss multiplies its tokens with."""
     consent: Label
     """Version of the terms that its user agreed to."""
+    counts: RolloutCounts = RolloutCounts()
 
 
 class WindowExclusion(BaseModel):

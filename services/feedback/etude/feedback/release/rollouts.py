@@ -45,8 +45,8 @@ class CanaryRollouts:
         """
         for item in self._ledger_feed.read():
             self._waiting.apply(item)
-        for key, segment in self._turn_feed.read():
-            self._waiting.add_turns(key, segment)
+        for stored in self._turn_feed.read():
+            self._waiting.add_turns(stored)
         histories = self._waiting.histories
         others = [
             name for name, each in histories.items() if each.turns[0].experiment != experiment

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from etude.common.feedback.payloads import EditAppliedPayload, EditObservedPayload
 from etude.feedback.signals.censoring import EditFate, LineLoss, persistence
@@ -19,7 +20,7 @@ def measure(history: RolloutHistory, context: SignalContext) -> SignalValue:
 
     Censored: an edit whose file was not looked at up to the horizon.
     """
-    fates = [*edit_fates(history, horizon_s=context.horizon_s)]
+    fates = [fate for _, fate in edit_fates(history, horizon_s=context.horizon_s)]
     total = math.fsum(persistence(fate, context.censoring) for fate in fates)
     state = context.state(history, delay_s=LATEST * context.horizon_s)
     is_open = any(fate.seen_s < context.horizon_s and fate.share_left for fate in fates)
@@ -28,8 +29,15 @@ def measure(history: RolloutHistory, context: SignalContext) -> SignalValue:
     return SignalValue(total, len(fates), state)
 
 
-def edit_fates(history: RolloutHistory, *, horizon_s: float) -> Iterator[EditFate]:
-    """Fates of a rollout's edits; an edit that wrote no line has none."""
+class ObservedEdit(NamedTuple):
+    """An edit with its fate."""
+
+    edit: EditAppliedPayload
+    fate: EditFate
+
+
+def edit_fates(history: RolloutHistory, *, horizon_s: float) -> Iterator[ObservedEdit]:
+    """Edits of a rollout with their fates; an edit that wrote no line has none."""
     looks: dict[str, list[EditObservedPayload]] = {}
     for look in history.payloads("edit_observed"):
         if look.is_file_seen and look.age_s <= LATEST * horizon_s:
@@ -39,7 +47,8 @@ def edit_fates(history: RolloutHistory, *, horizon_s: float) -> Iterator[EditFat
         edits.setdefault(edit.edit, edit)  # the first one: a name is used once
     for name, edit in edits.items():
         if edit.num_lines:
-            yield _fate(edit.num_lines, looks.get(name, []), horizon_s=horizon_s)
+            fate = _fate(edit.num_lines, looks.get(name, []), horizon_s=horizon_s)
+            yield ObservedEdit(edit, fate)
 
 
 def _fate(num_lines: int, looks: list[EditObservedPayload], *, horizon_s: float) -> EditFate:

@@ -9,7 +9,9 @@ from etude.feedback.signals.signal import FOLLOWUP_S, Signal, SignalContext
 
 _DISSATISFIED = re.compile(
     # a refusal at the start of the message
-    r"\A\W{0,3}(?:no|nope|wrong|stop|ugh|wtf|undo|revert)\b(?! (?:problem|worries|rush|need))|"
+    r"\A\W{0,3}(?:no|nope|wrong|stop|ugh|wtf|undo|revert)\b"
+    r"(?!,? (?:problem|worries|rush|need|thanks|thank you|(?:that|it|this)(?:'s| is) "
+    r"(?:fine|ok|okay|good|great|perfect|all|right)))|"
     # the work does not do what it should
     r"\b(?:(?:this|that|it|the \w+)(?:'s| is| was)? (?:still |also |now |just )?"
     r"(?:wrong|incorrect|broken|useless|nonsense|not what i|doesn'?t|does not|didn'?t|did not|"
@@ -23,9 +25,9 @@ _DISSATISFIED = re.compile(
     r"ignored|misunderstood|should(?:n'?t| not) have|were supposed)\b|"
     r"\b(?:please )?(?:don'?t|do not|stop) (?:do|change|touch|delete|remove|add|ask)|"
     # an undo
-    r"\b(?:undo|revert|roll(?:ing)? ?back|take (?:it|that|this) back|put (?:it|that|this) back|"
-    r"change (?:it|that|this) back|restore) ?(?:it|that|this|the|all|your|my|those|these|what|"
-    r"everything|changes?)?\b",
+    r"\b(?:undo|revert|roll(?:ing)? ?back|restore) (?:it|that|this|those|these|everything|all of|"
+    r"your|my|what you|the (?:last|change|edit|previous|old|original))|"
+    r"\b(?:take|put|change|bring) (?:it|that|this|those|these|everything) back\b",
     re.IGNORECASE,
 )
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from etude.common.feedback import payloads
-from etude.common.feedback.payloads import WireModel
+from etude.common.feedback.payloads import TurnEndedPayload, TurnPayload, WireModel
 from etude.common.weights import VersionId
 from etude.feedback.ledger.user_keys import UserId
 from etude.v1 import turns_pb2
 
-MAX_EVENTS = 2_000
+MAX_EVENTS = 1_000
 """Events of one rollout that count: the first ones."""
-_TEXT_CHARS = 4_000
+_TEXT_CHARS = 1_000
 """Of a follow-up that are looked at."""
 
 
@@ -28,6 +28,9 @@ class ServedTurn(NamedTuple):
 
     place: TurnPlace
     started_ms: int
+    """By the clock of the gateway, or of the store if that is earlier."""
+    received_ms: int
+    """Time at which its record was stored, by the clock of the store where that is known."""
     policy: VersionId | None
     """Version that sampled all of its tokens; None if there were several."""
     arm: str
@@ -36,6 +39,11 @@ class ServedTurn(NamedTuple):
     """Hash of what shapes the policy's behaviour beside its weights; 8 hexadecimal digits."""
     num_tokens: int
     """Sampled ones."""
+    num_calls: int
+    num_broken_calls: int
+    """Calls that do not parse."""
+    asks_question: bool
+    """It has no call, and ends with a question to the user."""
     is_side: bool
 
 
@@ -45,6 +53,11 @@ class RolloutEvent(NamedTuple):
     kind: str
     received_ms: int
     payload: WireModel
+
+    @property
+    def turn(self) -> int:
+        """Number of the turn that it concerns; 0 for a kind that concerns none."""
+        return self.payload.turn if isinstance(self.payload, TurnPayload) else 0
 
 
 @dataclass(slots=True)
@@ -73,19 +86,29 @@ class RolloutHistory:
         return versions.pop() if len(versions) == 1 else None
 
     @property
+    def config(self) -> str:
+        """Configuration of its first main turn, as the product asked for it."""
+        return (self.main_turns or self.turns)[0].config
+
+    @property
     def started_ms(self) -> int:
         """Start of the first turn."""
         return min(turn.started_ms for turn in self.turns)
 
     @property
     def last_ms(self) -> int:
-        """Start of the last turn, or receipt of the last edit that was applied."""
+        """Receipt of the last turn, or of the last edit that was applied."""
         edits = (each.received_ms for each in self.events if each.kind == "edit_applied")
-        return max(*(turn.started_ms for turn in self.turns), *edits, 0)
+        return max(*(turn.received_ms for turn in self.turns), *edits, 0)
 
     def payloads(self, kind: str) -> Sequence[Any]:
         """Payloads of one kind of event, in the order of the ledger."""
         return [each.payload for each in self.events if each.kind == kind]
+
+    def ended_turns(self) -> Sequence[TurnEndedPayload]:
+        """Ends of turns as the client told them, the last one of each turn."""
+        ends = {end.turn: end for end in self.payloads("turn_ended")}
+        return [*ends.values()]
 
     def add_event(self, event: RolloutEvent) -> None:
         """Add an event, unless there are too many."""
@@ -93,17 +116,28 @@ class RolloutHistory:
             self.events.append(event)
 
 
-def read_turn(record: turns_pb2.TurnRecord, place: TurnPlace) -> ServedTurn:
-    """Read a turn's record, without its tokens."""
+def read_turn(record: turns_pb2.TurnRecord, place: TurnPlace, *, stored_ms: int = 0) -> ServedTurn:
+    """Read a turn's record, without its tokens.
+
+    Args:
+        record: as the gateway wrote it.
+        place: of the record.
+        stored_ms: time at which it was stored; 0 where the store does not tell.
+    """
+    started_ms = record.time_unix_nanos // 1_000_000
     versions = {VersionId.from_proto(span.sampled) for span in record.spans}
     return ServedTurn(
         place=place,
-        started_ms=record.time_unix_nanos // 1_000_000,
+        started_ms=min(started_ms, stored_ms or started_ms),
+        received_ms=stored_ms or started_ms,
         policy=versions.pop() if len(versions) == 1 else None,
         arm=record.arm,
         experiment=record.experiment,
         config=record.config_hash[:4].hex(),
         num_tokens=len(record.token_ids),
+        num_calls=record.num_calls,
+        num_broken_calls=min(record.num_broken_calls, record.num_calls),
+        asks_question=record.asks_question,
         is_side=record.is_side,
     )
 

@@ -3,7 +3,18 @@
 import statistics
 from collections.abc import Mapping, Sequence
 
-from etude.feedback.signals import edit_persistence, followup
+from etude.feedback.signals import (
+    acceptance,
+    broken_tool_call,
+    deferral,
+    edit_persistence,
+    followup,
+    interruption,
+    latency,
+    task_outcome,
+    tests_passed,
+    thumb,
+)
 from etude.feedback.signals.censoring import estimate_censoring
 from etude.feedback.signals.history import RolloutHistory
 from etude.feedback.signals.outcome import RolloutOutcome
@@ -12,6 +23,14 @@ from etude.feedback.signals.signal import Signal, SignalContext
 SIGNALS: Sequence[Signal] = (
     edit_persistence.SIGNAL,
     followup.SIGNAL,
+    acceptance.SIGNAL,
+    thumb.SIGNAL,
+    broken_tool_call.SIGNAL,
+    interruption.SIGNAL,
+    deferral.SIGNAL,
+    latency.SIGNAL,
+    tests_passed.SIGNAL,
+    task_outcome.SIGNAL,
 )
 """All signals; a new one is a module and a line here."""
 
@@ -45,21 +64,24 @@ def make_context(
     fates = (
         fate
         for history in histories
-        for fate in edit_persistence.edit_fates(history, horizon_s=horizon_s)
+        for _, fate in edit_persistence.edit_fates(history, horizon_s=horizon_s)
     )
     return SignalContext(
         horizon_s=horizon_s,
         now_ms=now_ms,
         censoring=estimate_censoring(fates, horizon_s=horizon_s),
         usual_wall_s=_usual_wall_s(histories),
+        editing=frozenset(
+            history.config for history in histories if history.payloads("edit_applied")
+        ),
     )
 
 
 def _usual_wall_s(histories: Sequence[RolloutHistory]) -> Mapping[str, float]:
     walls: dict[str, list[float]] = {}
     for history in histories:
-        ends = [each.wall_s for each in history.payloads("turn_ended") if each.wall_s > 0]
-        walls.setdefault(history.turns[0].config, []).extend(ends)
+        ends = [each.wall_s for each in history.ended_turns() if each.wall_s > 0]
+        walls.setdefault(history.config, []).extend(ends)
     return {config: statistics.median(each) for config, each in walls.items() if each}
 
 

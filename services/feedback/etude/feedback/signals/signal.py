@@ -23,6 +23,8 @@ class SignalContext:
     """Of the edits."""
     usual_wall_s: Mapping[str, float] = field(default_factory=dict)
     """Median seconds of a turn, by the hash of its configuration."""
+    editing: frozenset[str] = frozenset()
+    """Hashes of the configurations in which a policy edits files."""
 
     def state(self, history: RolloutHistory, *, delay_s: float) -> SignalState:
         """State of a signal that later events may change until a delay after the last turn."""
@@ -39,4 +41,4 @@ class Signal(NamedTuple):
     weight: float
     """In the reward, by default; negative where more is worse."""
     measure: Callable[[RolloutHistory, SignalContext], SignalValue]
-    """Pure."""
+    """Pure, with a bounded ratio: values without bounds would let few users flatten the others'."""

@@ -22,6 +22,7 @@ from etude.feedback.windows.assembly import UntrainableError
 from etude.feedback.windows.draft import StoredRollout, WindowDraft
 from etude.feedback.windows.erasure import delete_rollouts
 from etude.feedback.windows.feeds import ErasureItem, LedgerFeed, TurnFeed
+from etude.feedback.windows.monitoring import WindowMonitors
 from etude.feedback.windows.rollout_objects import RolloutObjects
 from etude.feedback.windows.selection import FEWEST_USERS, WindowSelection, select_window
 from etude.feedback.windows.served_versions import ServedVersions
@@ -38,6 +39,8 @@ class WindowBuilder:
     ledger: FeedbackLedger
     rules: WindowRules
     clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    is_stopping: Callable[[], bool] = lambda: False
+    """Asked between rollouts: then the window is left to the next service."""
     waiting: WaitingRollouts = field(init=False)
     last_window: int = field(default=0, init=False)
     """Number of the newest window that was read."""
@@ -45,6 +48,7 @@ class WindowBuilder:
     _ledger_feed: LedgerFeed = field(init=False)
     _turn_feed: TurnFeed = field(init=False)
     _objects: RolloutObjects = field(init=False)
+    _monitors: WindowMonitors = field(default_factory=WindowMonitors, init=False)
     _erasing: set[UserId] = field(default_factory=set, init=False)
     """Erased users of whom stored rollouts may be left."""
 
@@ -74,8 +78,8 @@ class WindowBuilder:
         for number in windows.list_windows(self.store, after=self.last_window):
             self._take_over(windows.read_window(self.store, number))
         self._read_ledger()
-        for key, segment in self._turn_feed.read():
-            self.waiting.add_turns(key, segment)
+        for stored in self._turn_feed.read():
+            self.waiting.add_turns(stored)
         while (selection := self._select()) is not None and self._close(selection):
             pass
         metrics.WAITING_ROLLOUTS.set(len(self.waiting.histories))
@@ -84,6 +88,7 @@ class WindowBuilder:
         """Settle what a window has. Its builder may not have known of an erasure."""
         self.last_window = manifest.number
         self.waiting.settle(manifest)
+        self._monitors.add(manifest)
         for each in manifest.rollouts:
             user = UserId(each.tenant, each.user)
             erasure = self.waiting.erasures.get(user)
@@ -134,7 +139,7 @@ class WindowBuilder:
             rollouts=agreed,
             exclusions=masks,
         )
-        manifest = draft.finish(self.rules)
+        manifest = draft.finish(self.rules, self._monitors)
         created = windows.create_window(self.store, manifest)
         self._take_over(created)
         if created != manifest:
@@ -143,6 +148,8 @@ class WindowBuilder:
         metrics.WINDOW_ROLLOUTS.labels("trained").inc(len(created.rollouts))
         for each in created.exclusions:
             metrics.WINDOW_ROLLOUTS.labels(each.reason).inc()
+        for sentence in created.findings:
+            log.warning("window %d: %s", created.number, sentence)
         log.info(
             "window %d of version %s has %d rollouts", created.number, created.policy, len(agreed)
         )
@@ -153,6 +160,8 @@ class WindowBuilder:
     ) -> list[StoredRollout]:
         stored: list[StoredRollout] = []
         for history in selection.histories:
+            if self.is_stopping():
+                return []
             try:
                 stored.append(StoredRollout(history, self._objects.write(history), ""))
             except UntrainableError as error:

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from etude.common.feedback.windows import WindowExclusion, WindowManifest, WindowRollout
+from etude.common.monitors.registry import penalise
+from etude.common.monitors.window import Action
 from etude.common.weights import VersionId
-from etude.feedback.credit import credit_rewards, reward_rollouts
+from etude.feedback.credit import credit_rewards, lowest_reward, reward_rollouts
 from etude.feedback.signals.history import RolloutHistory
 from etude.feedback.signals.registry import measure_rollouts, signal_versions
+from etude.feedback.windows.monitoring import WindowMonitors, count_rollout, make_window
 from etude.feedback.windows.settings import WindowRules
 
 
@@ -37,11 +40,21 @@ class WindowDraft:
     exclusions: Mapping[str, str]
     """Reasons, by rollout."""
 
-    def finish(self, rules: WindowRules) -> WindowManifest:
-        """Credit the rollouts. Pure."""
+    def finish(self, rules: WindowRules, monitors: WindowMonitors) -> WindowManifest:
+        """Credit the rollouts: what a monitor penalises gets the lowest reward, and stays."""
         histories = [each.history for each in self.rollouts]
         outcomes = measure_rollouts(histories, horizon_s=rules.horizon_s, now_ms=self.closed_ms)
-        rewards = reward_rollouts(outcomes, rules.weights)
+        counts = [count_rollout(history) for history in histories]
+        exclusions = tuple(
+            WindowExclusion(rollout=rollout, reason=reason)
+            for rollout, reason in sorted(self.exclusions.items())
+        )
+        findings = monitors.evaluate(self.run_uid, make_window(counts, exclusions))
+        rewards = penalise(
+            reward_rollouts(outcomes, rules.weights),
+            findings,
+            floor=lowest_reward(rules.weights),
+        )
         strata = [name_stratum(history) for history in histories]
         users = [history.user for history in histories]
         credited = credit_rewards(rewards, users, strata)
@@ -64,13 +77,17 @@ class WindowDraft:
                     reward=round(credit.reward, 6),
                     advantage=round(credit.advantage, 6),
                     consent=each.consent,
+                    counts=count,
                 )
-                for each, stratum, credit in zip(self.rollouts, strata, credited, strict=True)
+                for each, stratum, credit, count in zip(
+                    self.rollouts, strata, credited, counts, strict=True
+                )
             ),
-            exclusions=tuple(
-                WindowExclusion(rollout=rollout, reason=reason)
-                for rollout, reason in sorted(self.exclusions.items())
+            exclusions=exclusions,
+            findings=tuple(
+                f"{each.monitor} ({each.action}): {each.sentence}"[:512] for each in findings
             ),
+            is_frozen=any(each.action is Action.FREEZE for each in findings),
         )
 
 
@@ -80,4 +97,4 @@ def name_stratum(history: RolloutHistory) -> str:
     Only what was decided before the policy acted may tell strata apart. A stratum of rollouts that
     edited something would compare those that only asked with each other, and make asking free.
     """
-    return f"{history.user.tenant[:100]}/{history.turns[0].config}"
+    return f"{history.user.tenant[:100]}/{history.config}"

@@ -116,6 +116,15 @@ class LedgerFeed:
             yield EventItem(user, name, reduced)
 
 
+class StoredTurns(NamedTuple):
+    """One object of the turn log."""
+
+    key: str
+    stored_ms: int
+    """Time by the clock of the store; 0 where it does not tell."""
+    segment: turns_pb2.TurnSegment
+
+
 @dataclass(slots=True)
 class TurnFeed:
     """Reads the durable turns of a route once; blocks.
@@ -127,8 +136,8 @@ class TurnFeed:
     _newest: dict[str, int] = field(default_factory=dict)
     """First turn of the newest object that was read, by writer."""
 
-    def read(self) -> Iterator[tuple[str, turns_pb2.TurnSegment]]:
-        """Read the objects that were created since the last call, with their keys.
+    def read(self) -> Iterator[StoredTurns]:
+        """Read the objects that were created since the last call.
 
         Raises:
             StoreError: the store did not answer; what was not read comes with the next call.
@@ -143,5 +152,5 @@ class TurnFeed:
             except CorruptError as error:
                 log.warning("turns are left out: %s", error)
             else:
-                yield info.key, segment
+                yield StoredTurns(info.key, int(1_000 * info.modified_s), segment)
             self._newest[found[1]] = int(found[2])

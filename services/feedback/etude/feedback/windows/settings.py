@@ -8,8 +8,29 @@ from etude.feedback.signals.registry import SIGNALS
 
 MAX_WINDOW_ROLLOUTS = 10_000
 """Of one window, so that its manifest fits."""
+_LARGEST_WEIGHT = 100.0
 _PATIENCE = 10.0
 """Horizons after which a rollout is settled that still goes on."""
+
+
+def parse_weights(text: str) -> Mapping[str, float]:
+    """Weights of all signals, of which a text such as "thumb=0,deferral=-1" changes some.
+
+    Raises:
+        ValueError: names what is no signal, or no weight.
+    """
+    weights = {signal.name: signal.weight for signal in SIGNALS}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, number = part.partition("=")
+        if name not in weights:
+            raise ValueError(f"{name!r} is no signal; there are {', '.join(weights)}")
+        try:
+            weights[name] = float(number)
+        except ValueError:
+            raise ValueError(f"{number!r} is no weight of {name}") from None
+        if not abs(weights[name]) <= _LARGEST_WEIGHT:
+            raise ValueError(f"the weight of {name} is not within {_LARGEST_WEIGHT:g} of 0")
+    return weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +45,7 @@ class WindowRules:
     """Since its first rollout was settled."""
     horizon_s: float
     """Time after a rollout's last turn in which its signals come."""
-    weights: Mapping[str, float] = field(
-        default_factory=lambda: {signal.name: signal.weight for signal in SIGNALS}
-    )
+    weights: Mapping[str, float] = field(default_factory=lambda: parse_weights(""))
     """Of the signals in the reward, by name."""
 
     def settled_ms(self, *, started_ms: int, last_ms: int) -> int:

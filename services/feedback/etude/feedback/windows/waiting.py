@@ -7,13 +7,18 @@ from typing import NamedTuple
 from etude.common.feedback.windows import WindowManifest
 from etude.feedback.ledger.user_keys import LedgerSecret, UserId
 from etude.feedback.signals.history import (
-    MAX_EVENTS,
     RolloutEvent,
     RolloutHistory,
     TurnPlace,
     read_turn,
 )
-from etude.feedback.windows.feeds import ConsentItem, ErasureItem, EventItem, LedgerItem
+from etude.feedback.windows.feeds import (
+    ConsentItem,
+    ErasureItem,
+    EventItem,
+    LedgerItem,
+    StoredTurns,
+)
 from etude.v1 import turns_pb2
 
 ERASED = "Erased"
@@ -21,7 +26,9 @@ NO_CONSENT = "NoConsent"
 MAX_TURNS = 10_000
 """Turns of one rollout; with more it is masked."""
 _MAX_EARLY = 100_000
-"""Rollouts of which events, and no turn, are kept: clients name them as they like."""
+"""Events about rollouts without a turn that are kept: clients name rollouts as they like."""
+_CLOCKS_MS = 300_000
+"""Difference between the clocks of a gateway and of this service."""
 
 
 class Erasure(NamedTuple):
@@ -45,11 +52,13 @@ class WaitingRollouts:
     """Ids of rollouts that are in a window, or excluded from one."""
     _early: dict[str, list[RolloutEvent]] = field(default_factory=dict)
     """Events about rollouts without a turn yet; the oldest rollouts first."""
+    _num_early: int = 0
 
-    def add_turns(self, key: str, segment: turns_pb2.TurnSegment) -> None:
+    def add_turns(self, stored: StoredTurns) -> None:
         """Add the turns of one object of the turn log."""
-        for position, record in enumerate(segment.turns):
-            self._add_turn(record, TurnPlace(key, position))
+        for position, record in enumerate(stored.segment.turns):
+            place = TurnPlace(stored.key, position)
+            self._add_turn(record, place, stored_ms=stored.stored_ms)
 
     def apply(self, item: LedgerItem) -> None:
         """Apply one record of the ledger."""
@@ -74,12 +83,12 @@ class WaitingRollouts:
         for name in names:
             self.settled.add(bytes.fromhex(name))
             self.histories.pop(name, None)
-            self._early.pop(name, None)
+            self._pop_early(name)
 
     def find_mask(self, history: RolloutHistory) -> str:
         """Reason why a rollout is not trained, as far as its user and its records say; or empty."""
         erasure = self.erasures.get(history.user)
-        if erasure is not None and history.started_ms <= erasure.received_ms:
+        if erasure is not None and history.started_ms <= erasure.received_ms + _CLOCKS_MS:
             return ERASED
         if history.user not in self.consents:
             return NO_CONSENT
@@ -91,7 +100,7 @@ class WaitingRollouts:
             return "MixedVersions"
         return history.mask
 
-    def _add_turn(self, record: turns_pb2.TurnRecord, place: TurnPlace) -> None:
+    def _add_turn(self, record: turns_pb2.TurnRecord, place: TurnPlace, *, stored_ms: int) -> None:
         name = record.rollout_id
         if not _is_rollout(name) or bytes.fromhex(name) in self.settled:
             return
@@ -99,21 +108,25 @@ class WaitingRollouts:
         if history is None:
             user = self.secret.user_id(record.tenant, record.user)
             history = self.histories[name] = RolloutHistory(name, user)
-            for event in self._early.pop(name, ()):
+            for event in self._pop_early(name):
                 history.add_event(event)
         if len(history.turns) <= MAX_TURNS:
-            history.turns.append(read_turn(record, place))
+            history.turns.append(read_turn(record, place, stored_ms=stored_ms))
 
     def _add_event(self, item: EventItem) -> None:
         history = self.histories.get(item.rollout)
         if history is not None:
             history.add_event(item.event)
         elif bytes.fromhex(item.rollout) not in self.settled:
-            events = self._early.setdefault(item.rollout, [])
-            if len(events) < MAX_EVENTS:
-                events.append(item.event)
-            if len(self._early) > _MAX_EARLY:
-                del self._early[next(iter(self._early))]
+            self._early.setdefault(item.rollout, []).append(item.event)
+            self._num_early += 1
+            if self._num_early > _MAX_EARLY:
+                self._pop_early(next(iter(self._early)))
+
+    def _pop_early(self, name: str) -> list[RolloutEvent]:
+        events = self._early.pop(name, [])
+        self._num_early -= len(events)
+        return events
 
 
 def _is_rollout(name: str) -> bool:

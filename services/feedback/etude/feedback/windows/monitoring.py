@@ -1,0 +1,77 @@
+"""Monitors of windows: each is compared with the first quiet ones of its run.
+
+All that monitors read of earlier windows is in their manifests, so that a restart changes nothing.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from etude.common.feedback.windows import RolloutCounts, WindowExclusion, WindowManifest
+from etude.common.monitors.registry import evaluate_window
+from etude.common.monitors.window import Finding, RolloutFacts, Window
+from etude.feedback.signals.broken_tool_call import count_calls
+from etude.feedback.signals.deferral import is_deferral
+from etude.feedback.signals.history import RolloutHistory
+
+REFERENCE_WINDOWS = 7
+PREVIOUS_WINDOWS = 16
+"""Windows after the reference over which slow growth adds up."""
+PLATFORM_FAULTS = frozenset(
+    {"IncompleteTurns", "MalformedTurns", "DamagedObject", "TooLarge", "TooManyTurns"}
+)
+"""Reasons of exclusions that no person chose."""
+
+
+@dataclass(slots=True)
+class WindowMonitors:
+    """Earlier windows, by run."""
+
+    _references: dict[str, list[Window]] = field(default_factory=lambda: defaultdict(list))
+    _previous: dict[str, deque[Window]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=PREVIOUS_WINDOWS))
+    )
+
+    def add(self, manifest: WindowManifest) -> None:
+        """Add a closed window."""
+        counts = [each.counts for each in manifest.rollouts]
+        window = make_window(counts, manifest.exclusions)
+        reference = self._references[manifest.run_uid]
+        if not manifest.findings and len(reference) < REFERENCE_WINDOWS:
+            reference.append(window)
+        else:
+            self._previous[manifest.run_uid].append(window)
+
+    def evaluate(self, run_uid: str, window: Window) -> list[Finding]:
+        """Findings that the window raises."""
+        since = replace(window, previous=tuple(self._previous[run_uid]))
+        findings = evaluate_window(since, self._references[run_uid])
+        return [each for each in findings if each.is_raised]
+
+
+def make_window(counts: Sequence[RolloutCounts], exclusions: Collection[WindowExclusion]) -> Window:
+    """Facts of the rollouts, in order, and behind them those of platform faults."""
+    faults = sum(each.reason in PLATFORM_FAULTS for each in exclusions)
+    facts = [
+        RolloutFacts(
+            calls=each.calls,
+            broken_calls=each.broken_calls,
+            edits=each.edits,
+            is_question=each.is_question,
+            tokens=each.tokens or None,
+        )
+        for each in counts
+    ]
+    return Window(rollouts=(*facts, *[RolloutFacts(is_masked=True)] * faults))
+
+
+def count_rollout(history: RolloutHistory) -> RolloutCounts:
+    """Count what monitors read of a rollout."""
+    calls, broken = count_calls(history)
+    return RolloutCounts(
+        calls=calls,
+        broken_calls=broken,
+        edits=len({edit.edit for edit in history.payloads("edit_applied")}),
+        is_question=is_deferral(history),
+        tokens=sum(turn.num_tokens for turn in history.main_turns),
+    )

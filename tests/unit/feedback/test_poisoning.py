@@ -1,0 +1,18 @@
+"""Colluding users have no larger part of an update than their caps allow together."""
+
+import pytest
+from tests.support.feedback.credit_simulation import simulate_poisoning
+
+
+@pytest.mark.parametrize("rollouts_each", [1, 5, 100])
+def test_ten_of_400_users_move_the_gradient_by_at_most_their_cap(rollouts_each: int) -> None:
+    found = simulate_poisoning(num_users=400, num_colluding=10, rollouts_each=rollouts_each, seed=1)
+    assert found.cap < 0.1
+    assert found.weight <= found.cap
+    # The means and spreads of the others shift a little too.
+    assert found.displacement <= 1.05 * found.cap
+
+
+def test_without_weights_the_same_users_would_have_most_of_it() -> None:
+    found = simulate_poisoning(num_users=400, num_colluding=10, rollouts_each=100, seed=1)
+    assert found.uncapped > 0.5 > 5 * found.weight
