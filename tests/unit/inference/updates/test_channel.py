@@ -13,7 +13,7 @@ from tests.support.weights.followed_versions import add_keyframe, assert_serves,
 from tests.support.weights.publishing import TrainedPolicy
 
 from etude.common import weights
-from etude.common.blobs import MemoryStore
+from etude.common.blobs import MemoryStore, StoreRefusedError
 from etude.common.errors import CorruptError, StoreError, UnknownIdError, WrongStateError
 from etude.common.release.channels import STABLE, channel_key
 from etude.common.weights import MAX_LAG, VersionId, WeightManifest
@@ -295,3 +295,16 @@ async def test_an_engine_of_a_channel_holds_no_versions_for_later(followed: Foll
     followed.publish(1)
     await followed.serve(1)
     assert list(followed.store.list("weights/leases/")) == []
+
+
+async def test_an_engine_that_may_delete_nothing_follows_all_the_same(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deny(*_: object) -> None:
+        raise StoreRefusedError("DeleteObject is denied")
+
+    monkeypatch.setattr(MemoryStore, "delete", deny)
+    followed.publish(0)
+    await followed.serve(0)
+    followed.assert_serves(0)
+    assert followed.follower.status.reason == ""

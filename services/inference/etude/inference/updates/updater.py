@@ -1,6 +1,7 @@
 """Updater: moves one engine to a version on the cheapest update path without damage."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from opentelemetry import trace
 
 from etude.common import weights
 from etude.common.blobs import MissingError
-from etude.common.errors import CorruptError, FencedError
+from etude.common.errors import CorruptError, FencedError, StoreError
 from etude.common.weights import Edge, ReaderLease, VersionId, VersionRef
 from etude.common.weights.replicas.block_selection import select_regions
 from etude.common.weights.replicas.delta_folding import UnfoldableError
@@ -283,7 +284,8 @@ class Updater:
         metrics.WEIGHTS_UNDO_BYTES.set(self.engine.swap.undo_stack.num_bytes)
         if self.is_exact:
             # The next version may be any one: its path is planned, and held, when it is known.
-            self.lease.release()
+            with contextlib.suppress(StoreError):  # a lease that nobody renews is ignored later
+                self.lease.release()
         else:
             self.lease.record_live(live)
         self._renew_at = time.monotonic() + LEASE_RENEWAL_S
