@@ -6,7 +6,7 @@ from etude.feedback.experiments.verdict import CanaryData
 from etude.feedback.ledger.ledger import FeedbackLedger
 from etude.feedback.release.figures import summarise_arms
 from etude.feedback.release.state import CanaryState
-from etude.feedback.signals.registry import measure_rollouts
+from etude.feedback.signals.registry import measure_arms
 from etude.feedback.windows.feeds import LedgerFeed, TurnFeed
 from etude.feedback.windows.waiting import ERASED, NO_CONSENT, WaitingRollouts
 
@@ -60,7 +60,7 @@ class CanaryRollouts:
             for each in self._waiting.histories.values()
             if self._waiting.find_mask(each) not in _LEFT_OUT
         ]
-        outcomes = measure_rollouts(histories, horizon_s=self.horizon_s, now_ms=now_ms)
+        outcomes = measure_arms(histories, horizon_s=self.horizon_s, now_ms=now_ms)
         return summarise_arms(
             outcomes,
             canary.rules.metrics,

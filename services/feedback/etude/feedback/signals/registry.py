@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from etude.feedback.signals import (
     acceptance,
@@ -55,6 +56,27 @@ def measure_rollouts(
     """
     context = make_context(histories, horizon_s=horizon_s, now_ms=now_ms)
     return [_measure(history, context) for history in histories]
+
+
+def measure_arms(
+    histories: Sequence[RolloutHistory], *, horizon_s: float, now_ms: int
+) -> list[RolloutOutcome]:
+    """Measure all signals of rollouts of several arms, as `measure_rollouts` does of one version.
+
+    Censoring is each arm's own: users who leave because of bad edits would make the other arm's
+    losses weigh more. All else is common, so that arms can be compared.
+    """
+    common = make_context(histories, horizon_s=horizon_s, now_ms=now_ms)
+    arms: dict[tuple[str, str], list[RolloutHistory]] = {}
+    for history in histories:
+        first = history.turns[0]
+        arms.setdefault((first.experiment, first.arm), []).append(history)
+    outcomes: list[RolloutOutcome] = []
+    for arm in arms.values():
+        own = make_context(arm, horizon_s=horizon_s, now_ms=now_ms)
+        context = replace(common, censoring=own.censoring)
+        outcomes += [_measure(history, context) for history in arm]
+    return outcomes
 
 
 def make_context(
