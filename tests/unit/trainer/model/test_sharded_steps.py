@@ -1,18 +1,21 @@
 """Steps of two ranks: what their collectives carry, and shards in the host's memory."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.support.trainer.collective_bytes import CollectiveBytes
 from tests.support.trainer.rank_processes import run_ranks
 from torch.distributed.fsdp import FSDPModule
 from transformers import LlamaConfig
 
 from etude.common.api.run.phases import Phase
-from etude.trainer.learner.gradients import accumulate_gradients
+from etude.trainer.learner.divergence import measure_divergence
+from etude.trainer.learner.gradients import accumulate_gradients, microbatch_losses
 from etude.trainer.learner.objective import imitation_loss
 from etude.trainer.learner.phase import PhaseManager
 from etude.trainer.learner.rows import TrainingRow
@@ -37,8 +40,27 @@ def run_steps(rank: int, folder: Path) -> dict[str, Any]:
     ranks = fsdp.join_ranks(rank=rank, size=2, rendezvous=f"file://{folder}/meet")
     plain = describe_steps(ranks, folder)
     offloaded = describe_steps(dataclasses.replace(ranks, offload=True), folder)
+    divergence = diverge(ranks, folder)
     fsdp.leave_ranks(ranks)
-    return {"plain": plain, "offloaded": offloaded}
+    return {"plain": plain, "offloaded": offloaded, "divergence": divergence}
+
+
+def diverge(ranks: RankGroup, folder: Path) -> float:
+    """Divergence of the initial weights from a sampler that gave each token the same log-prob."""
+    rows = [
+        TrainingRow(
+            token_ids=np.arange(length, dtype=np.int32),
+            places=np.arange(1, length),
+            weights=np.ones(length - 1, np.float32),
+            advantages=np.ones(length - 1, np.float32),
+            sampler_logprobs=np.full(length - 1, -4.0, np.float32),
+            is_current=np.zeros(length - 1, np.bool_),
+        )
+        for length in (12, 20, 9, 7, 30)
+    ]
+    policy = load_policy(folder, seed=1, ranks=ranks)
+    losses = partial(microbatch_losses, policy, ranks=ranks, packing=Packing(max_tokens=21))
+    return measure_divergence(policy, rows, losses=losses, ranks=ranks, seed=0)
 
 
 def describe_steps(ranks: RankGroup, folder: Path) -> dict[str, Any]:
@@ -75,8 +97,8 @@ def describe_steps(ranks: RankGroup, folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Two steps of two ranks, with plain and with offloaded shards, as rank 0 saw them."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's configuration."""
     folder = tmp_path_factory.mktemp("ranks")
     LlamaConfig(
         vocab_size=VOCABULARY,
@@ -88,8 +110,22 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         max_position_embeddings=64,
         tie_word_embeddings=False,
     ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(folder: Path) -> dict[str, Any]:
+    """Two steps of two ranks, with plain and with offloaded shards, as rank 0 saw them."""
     found: dict[str, Any] = run_ranks(run_steps, folder, size=2)
     return found
+
+
+def test_ranks_measure_the_divergence_that_one_rank_measures(
+    report: dict[str, Any], folder: Path
+) -> None:
+    alone = diverge(RankGroup(rank=0, size=1, device=torch.device("cpu")), folder)
+    assert alone > 0.001
+    assert report["divergence"] == pytest.approx(alone, rel=1e-5)
 
 
 def test_a_step_of_offloaded_shards_gives_the_same_bits(report: dict[str, Any]) -> None:
