@@ -185,6 +185,21 @@ async def test_a_job_runs_once_and_is_complete(tmp_path: Path) -> None:
         await until(lambda: is_true(cluster.get(Ref("Job", "lab", "role")) or {}, "Complete"))
 
 
+async def test_a_job_hands_its_last_words_over(tmp_path: Path) -> None:
+    script = "import os; open(os.environ['ETUDE_RESULT_FILE'], 'w').write('r' * 5000)"
+    async with machine(tmp_path) as cluster:
+        manifest = stateful_set(script)
+        manifest |= {"apiVersion": "batch/v1", "kind": "Job"}
+        template = manifest["spec"]["template"]["spec"]
+        template["restartPolicy"] = "Never"
+        told = {"name": "ETUDE_RESULT_FILE", "value": "/dev/termination-log"}
+        template["containers"][0]["env"].append(told)
+        cluster.upsert(manifest)
+        await until(lambda: is_true(cluster.get(Ref("Job", "lab", "role")) or {}, "Complete"))
+        ended = container(cluster)["state"]["terminated"]
+        assert (ended["exitCode"], ended["message"]) == (0, "r" * 4_096)
+
+
 def test_a_process_dies_with_its_parent_even_when_that_is_killed(tmp_path: Path) -> None:
     script = (
         "import os, subprocess, sys, time\n"

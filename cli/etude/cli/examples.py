@@ -11,6 +11,7 @@ EXAMPLES = {
     "logs": ("etude logs demo", "etude logs demo --role inference --follow"),
     "report": ("etude report demo", "etude report runs/mine --open"),
     "audit": ("etude audit demo", "etude audit runs/mine"),
+    "eval": ("etude eval examples/evalrun.yaml runs/mine",),
     "compare": (
         "etude compare demo@0 demo",
         "etude compare runs/served runs/next --margin success=0.02 --margin seconds=5",

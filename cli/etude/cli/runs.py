@@ -180,8 +180,8 @@ def exit_code(returned: int) -> int:
     return returned if returned >= 0 else Exit.NO
 
 
-def name_of(manifest: Path) -> str:
-    """The name of the one RLRun in a file.
+def name_of(manifest: Path, *, kind: str = "RLRun") -> str:
+    """The name of the one RLRun, or EvalRun, in a file.
 
     Raises:
         UserError: there is none, with everything that lint finds.
@@ -196,8 +196,8 @@ def name_of(manifest: Path) -> str:
         ]
     except yaml_documents.InvalidYamlError:
         values = []
-    runs = [v for v in values if isinstance(v, dict) and v.get("kind") == "RLRun"]
-    metadata = runs[0].get("metadata") if runs else None
+    named = [v for v in values if isinstance(v, dict) and v.get("kind") == kind]
+    metadata = named[0].get("metadata") if named else None
     name = metadata.get("name") if isinstance(metadata, dict) else None
     if isinstance(name, str) and re.fullmatch(NAME, name):
         return name
@@ -205,7 +205,7 @@ def name_of(manifest: Path) -> str:
     raise UserError(
         Problem(
             "InvalidSpec",
-            what="holds no RLRun with a usable metadata.name",
+            what=f"holds no {kind} with a usable metadata.name",
             where=f"{findings}{manifest}",
             fix=f"etude lint {manifest}",
         )

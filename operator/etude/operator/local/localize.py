@@ -43,6 +43,16 @@ def localize(manifest: Object, folder: Path) -> Object:
     return {**manifest, "spec": {**moved, "storage": {**storage, "uri": _uri(folder)}}}
 
 
+def localize_evaluation(evaluation: Object, run: Object, folder: Path) -> Object:
+    """The evaluation with its suites in the run folder, like the inputs of the run in it."""
+    spec, run_spec = evaluation["spec"], run["spec"]
+    assert isinstance(run_spec, dict), "it was accepted"  # noqa: S101 - our own mistake
+    storage = run_spec["storage"]
+    if isinstance(storage, dict) and storage.get("endpoint"):
+        return evaluation
+    return {**evaluation, "spec": _localize_uris(spec, folder)}
+
+
 def _check_manager(spec: Object) -> None:
     manager = spec.get("managedBy", OPERATOR)
     if manager != OPERATOR:

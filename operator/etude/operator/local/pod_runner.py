@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from etude.common.backoff import Backoff
 from etude.operator.clock import rfc3339
@@ -21,6 +22,9 @@ FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 STARTING_GRACE_S = 5.0
 """Grace period of a process that was never ready or no longer answers, and has nothing to save."""
+
+MAX_MESSAGE = 4_096
+"""Characters of a termination message that are kept, as with a kubelet."""
 
 BACKOFF_RESET_S = 600.0
 """A process that ran this long restarts without backoff, as with a kubelet."""
@@ -99,7 +103,7 @@ class PodRunner:
         finally:
             self.child = None
         log.info("%s ended with exit code %d", self.name, code)
-        self._record_exit(child, code)
+        self._record_exit(child, code, process.message)
         return code
 
     async def _until_ended(self, process: ProcessSpec, child: ChildProcess) -> int:
@@ -160,13 +164,15 @@ class PodRunner:
     def _report_finished(self, code: int) -> None:
         self._report("Failed" if code else "Succeeded", self._last or {}, is_ready=False)
 
-    def _record_exit(self, child: ChildProcess, code: int) -> None:
+    def _record_exit(self, child: ChildProcess, code: int, message: Path) -> None:
         ended: Manifest = {
             "exitCode": code,
             "reason": "Error" if code else "Completed",
             "finishedAt": rfc3339(time.time()),
         }
-        if code:
+        if message.exists():
+            ended["message"] = message.read_text(errors="replace")[:MAX_MESSAGE]
+        elif code:
             ended["message"] = child.log_tail()
         self._last = {"terminated": ended}
 
@@ -194,6 +200,7 @@ def _prepare(process: ProcessSpec, name: str, restarts: int) -> None:
     """Create folders and files, and mark the start in the log."""
     for folder in (process.folder, *process.volumes, process.log.parent):
         folder.mkdir(parents=True, exist_ok=True)
+    process.message.unlink(missing_ok=True)
     for path, text in process.files.items():
         path.write_text(text)
     with process.log.open("a") as output:

@@ -15,6 +15,8 @@ from etude.operator.names import ATTEMPT, ordinal
 HOST_MOUNTS = {"/tmp", "/dev/shm"}  # noqa: S108 - mount points, not files of ours
 """Mounts of the host itself: shared by all processes, and short enough for socket paths."""
 
+TERMINATION_MESSAGE = "/dev/termination-log"
+"""Default terminationMessagePath: file for the last words of a container."""
 _VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
 
@@ -42,6 +44,8 @@ class ProcessSpec:
     volumes: tuple[Path, ...]
     """Folders of its mounts."""
     log: Path
+    message: Path
+    """File with its termination message, if it writes one."""
     ports: Mapping[str, int]
     """Loopback port of each named container port."""
     startup: HttpProbe | None
@@ -90,11 +94,20 @@ def process_spec(pod: Manifest, local_host: LocalHost) -> ProcessSpec:
     local = {number: local_host.ports.port(name, number) for number in ports.values()}
     return ProcessSpec(
         command=(_executable(container["command"][0], local_host), *container["command"][1:]),
-        env={**local_host.base_env, **_environment(pod, container, local_host, mounts)},
+        env={
+            **local_host.base_env,
+            **_environment(
+                pod,
+                container,
+                local_host,
+                {**mounts, TERMINATION_MESSAGE: folder / "termination-log"},
+            ),
+        },
         files=_files(pod, folder, local_host),
         folder=folder,
         volumes=tuple(mounts.values()),
         log=local_host.folder / "logs" / f"attempt-{labels(pod).get(ATTEMPT, '0')}" / f"{name}.log",
+        message=folder / "termination-log",
         ports={label: local[number] for label, number in ports.items()},
         startup=_probe(container.get("startupProbe"), local),
         liveness=_probe(container.get("livenessProbe"), local),

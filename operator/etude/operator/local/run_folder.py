@@ -13,7 +13,7 @@ from etude.common import atomic
 from etude.common.errors import Problem, UserError
 from etude.common.run_folder.lock import LOCK
 from etude.operator.kind_registry import KINDS_BY_NAME
-from etude.operator.manifests import Manifest, condition, ref
+from etude.operator.manifests import Manifest, condition, is_true, ref
 
 OBJECTS = "objects.json"
 LOCK_TRIES, LOCK_PAUSE_S = 5, 0.05
@@ -82,6 +82,19 @@ def load_run(folder: Path, run: Manifest) -> Manifest | None:
         fix = "give this run a folder of its own: --dir FOLDER"
         raise UserError(Problem("Conflict", what, str(folder), fix))
     return last
+
+
+def load_evaluated_run(folder: Path) -> Manifest:
+    """The run of a folder as it is while one of its checkpoints is evaluated: it does not go on.
+
+    Raises:
+        UserError: the folder holds no run.
+    """
+    run = next((m for m in load_objects(folder) if m["kind"] == "RLRun"), None)
+    if run is None:
+        fix = "name the folder of a run with checkpoints: --dir runs/NAME"
+        raise UserError(Problem("InvalidSpec", "holds no run to evaluate", str(folder), fix))
+    return run if is_true(run, "Complete") else {**run, "spec": {**run["spec"], "suspend": True}}
 
 
 def save_objects(folder: Path, objects: Sequence[Manifest]) -> None:

@@ -1,4 +1,4 @@
-"""The local runtime: runs one RLRun as processes of this host.
+"""The local runtime: runs one RLRun, or one EvalRun of its checkpoint, as processes of this host.
 
 SIGINT or SIGTERM saves a checkpoint and stops; a second one stops immediately; the same command
 resumes. Exit code 0: complete; 1: failed; 2: bad --set; 4: invalid manifest; 8: the folder is in
@@ -41,6 +41,8 @@ EXITS = {"Usage": 2, "Conflict": 8}
 EXIT_BUG = 70
 EXIT_STOPPED = 130
 
+SUBJECTS = ("RLRun", "EvalRun")
+"""Kinds that a runtime runs to their end."""
 IMAGES = ("trainer", "inference", "rewards", "envserver", "operator")
 STATUS_DEBOUNCE_S = 0.5
 LAST_JOBS_S = 60.0
@@ -49,10 +51,13 @@ LAST_JOBS_S = 60.0
 
 @dataclass(slots=True)
 class LocalRuntime:
-    """One run on this host."""
+    """One run on this host, or one evaluation in the folder of a run."""
 
     folder: Path
+    subject: Manifest
+    """The RLRun or EvalRun whose end is awaited."""
     run: Manifest
+    """The run of the folder."""
     others: Sequence[Manifest]
     base_env: Mapping[str, str]
     """Environment that its processes inherit."""
@@ -73,10 +78,17 @@ class LocalRuntime:
     def _restore(self, cluster: ProcessCluster) -> None:
         known = run_folder.load_objects(self.folder)
         for manifest in known:
-            cluster.upsert(manifest)
-        for manifest in (*self.others, self.run):
+            if not self._is_abandoned(manifest):
+                cluster.upsert(manifest)
+        for manifest in (*self.others, self.run, self.subject):
             cluster.upsert(manifest)
         _warn_of_weak_isolation(self.run, self.others)
+
+    def _is_abandoned(self, manifest: Manifest) -> bool:
+        """An evaluation that was stopped, and is not the one that is started now."""
+        is_over = any(is_true(manifest, kind) for kind in ("Complete", "Failed"))
+        is_other = ref(manifest) != ref(self.subject)
+        return manifest["kind"] == "EvalRun" and is_other and not is_over
 
     async def _operate(
         self, cluster: ProcessCluster, kubelet: ProcessKubelet, state_files: StateFiles
@@ -112,14 +124,16 @@ class LocalRuntime:
     async def _outcome(self, cluster: ProcessCluster) -> str | None:
         """Wait for the outcome of the run; None after a second signal."""
         outcome = None
-        while outcome is None and self._signals < 2:
+        # An evaluation has nothing to save.
+        most = 2 if self.subject is self.run else 1
+        while outcome is None and self._signals < most:
             self._news.clear()
-            outcome = run_folder.run_outcome(cluster.get(ref(self.run)) or {})
+            outcome = run_folder.run_outcome(cluster.get(ref(self.subject)) or {})
             if outcome is None:
                 await self._news.wait()
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_JOBS_S):
-                while self._signals < 2 and _has_work(cluster):
+                while self._signals < most and _has_work(cluster):
                     self._news.clear()
                     await self._news.wait()
         return outcome
@@ -127,6 +141,9 @@ class LocalRuntime:
     def _interrupted(self, cluster: ProcessCluster, kubelet: ProcessKubelet) -> None:
         self._signals += 1
         self._news.set()
+        if self.subject is not self.run:
+            log.info("stopping; the same command resumes the evaluation")
+            return
         if self._signals > 1:
             log.warning("stopping at once; the next start resumes from the last checkpoint")
             kubelet.skip_grace()
@@ -136,7 +153,7 @@ class LocalRuntime:
         cluster.upsert({**self.run, "spec": {**live["spec"], "suspend": True}})
 
     def _exit_code(self, cluster: ProcessCluster, outcome: str | None) -> int:
-        run = cluster.get(ref(self.run)) or {}
+        run = cluster.get(ref(self.subject)) or {}
         match outcome:
             case "Complete":
                 log.info("complete: %s", run_folder.outcome_message(run))
@@ -158,7 +175,7 @@ class LocalRuntime:
 def main() -> None:
     """Run one RLRun on this host."""
     parser = argparse.ArgumentParser(prog="python -m etude.operator.local", description=__doc__)
-    parser.add_argument("--file", type=Path, required=True, help="manifest of one RLRun")
+    parser.add_argument("--file", type=Path, required=True, help="manifest of one RLRun or EvalRun")
     parser.add_argument("--dir", type=Path, required=True, help="run folder")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE")
     options = parser.parse_args()
@@ -195,7 +212,7 @@ def read_manifests(file: Path, settings: Sequence[str]) -> list[Object]:
         ) from cause
     objects = [value for value in found if isinstance(value, dict)]
     objects = [
-        localize.apply_settings(value, settings) if value.get("kind") == "RLRun" else value
+        localize.apply_settings(value, settings) if value.get("kind") in SUBJECTS else value
         for value in objects
     ]
     # Rewritten only if settings changed it, so that positions in findings are those of the file.
@@ -206,22 +223,31 @@ def read_manifests(file: Path, settings: Sequence[str]) -> list[Object]:
         count = len(findings)
         what = f"has {count} problem{'s' if count > 1 else ''}, listed above"
         raise UserError(Problem("InvalidSpec", what, str(file), f"etude lint {file}"))
-    if sum(value.get("kind") == "RLRun" for value in objects) != 1:
-        what = "must contain exactly one RLRun, and may contain EnvPools"
+    if sum(value.get("kind") in SUBJECTS for value in objects) != 1:
+        what = "must contain exactly one RLRun or EvalRun, and may contain EnvPools"
         raise UserError(Problem("InvalidSpec", what, str(file), "split the file"))
     return objects
 
 
 def _run(folder: Path, objects: list[Object]) -> int:
     local = [_with_namespace(localize.localize(value, folder)) for value in objects]
-    run = next(m for m in local if m["kind"] == "RLRun")
-    before = run_folder.load_run(folder, run)
+    subject = next(m for m in local if m["kind"] in SUBJECTS)
+    others = [m for m in local if m is not subject]
+    if subject["kind"] == "EvalRun":
+        return _evaluate(folder, subject, others)
+    before = run_folder.load_run(folder, subject)
     (folder / "run.yaml").write_text(yaml_documents.dump_documents(objects), encoding="utf-8")
     if before is not None and is_true(before, "Complete"):
         log.info("complete already: %s", run_folder.outcome_message(before))
         return 0
-    others = [m for m in local if m is not run]
-    return asyncio.run(LocalRuntime(folder, run, others, _base_env()).serve())
+    return asyncio.run(LocalRuntime(folder, subject, subject, others, _base_env()).serve())
+
+
+def _evaluate(folder: Path, evaluation: Manifest, others: Sequence[Manifest]) -> int:
+    """Evaluate a checkpoint of the folder's run, which does not go on meanwhile."""
+    run = run_folder.load_evaluated_run(folder)
+    subject = localize.localize_evaluation(evaluation, run, folder)
+    return asyncio.run(LocalRuntime(folder, subject, run, others, _base_env()).serve())
 
 
 def _with_namespace(value: Object) -> Manifest:

@@ -10,7 +10,12 @@ import pytest
 from etude.common.errors import UserError
 from etude.operator.local import run_folder
 from etude.operator.local import runtime as local
-from etude.operator.local.localize import apply_settings, input_folder, localize
+from etude.operator.local.localize import (
+    apply_settings,
+    input_folder,
+    localize,
+    localize_evaluation,
+)
 
 FOLDER = Path("/runs/demo")
 
@@ -133,3 +138,35 @@ def test_a_complete_run_stays_complete(tmp_path: Path, run_body: Any) -> None:
     run_folder.save_objects(tmp_path, [body, {"kind": "Pod"}])
     assert run_folder.load_objects(tmp_path) == [body]
     assert json.loads((tmp_path / run_folder.OBJECTS).read_text()) == [body]
+
+
+EVALUATION = """
+apiVersion: etude.dev/v1alpha1
+kind: EvalRun
+metadata: {name: held-out}
+spec:
+  checkpointRef: {name: demo-s00000010-000000}
+  suites: [{name: held-out, uri: "s3://inputs/held-out", environment: repos}]
+  environments: [{name: repos, poolRef: {name: shared}, template: python}]
+"""
+
+
+def test_suites_lie_where_the_inputs_of_their_run_lie(run_body: Any, tmp_path: Path) -> None:
+    file = tmp_path / "evalrun.yaml"
+    file.write_text(EVALUATION)
+    (evaluation,) = local.read_manifests(file, ["spec.samples=3"])
+    run = localize(run_body(), FOLDER)
+    spec: Any = localize_evaluation(evaluation, run, FOLDER)["spec"]
+    assert spec["suites"][0]["uri"] == "file:///runs/demo/inputs/inputs/held-out"
+    assert spec["samples"] == 3
+    storage = {"uri": "s3://runs/demo", "endpoint": "http://localhost:9000"}
+    assert localize_evaluation(evaluation, run_body(storage=storage), FOLDER) == evaluation
+
+
+def test_a_file_with_a_run_and_an_evaluation_is_refused(run_body: Any, tmp_path: Path) -> None:
+    file = tmp_path / "both.yaml"
+    body = run_body()
+    body["metadata"] = {"name": "demo"}
+    file.write_text(f"{EVALUATION}---\n{json.dumps(body)}\n")
+    with pytest.raises(UserError, match="exactly one RLRun or EvalRun"):
+        local.read_manifests(file, [])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from etude.common.errors import UserError
 from etude.operator.local import run_folder
 from etude.operator.manifests import Manifest
 
@@ -32,3 +33,15 @@ def test_where_a_run_was_put_back_to_is_known_to_whoever_starts_it_again(
     assert found["status"]["resumption"] == RESUMPTION
     assert found["status"]["active"] == {"seconds": 5.0}
     assert run_folder.run_outcome(found) is None
+
+
+def test_a_run_does_not_go_on_while_its_checkpoint_is_evaluated(tmp_path: Path) -> None:
+    run_folder.save_objects(tmp_path, [run("Failed")])
+    assert run_folder.load_evaluated_run(tmp_path)["spec"]["suspend"] is True
+    run_folder.save_objects(tmp_path, [run("Complete")])
+    assert run_folder.load_evaluated_run(tmp_path) == run("Complete")
+
+
+def test_a_folder_without_a_run_has_nothing_to_evaluate(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no run to evaluate"):
+        run_folder.load_evaluated_run(tmp_path)
