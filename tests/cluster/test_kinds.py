@@ -128,7 +128,7 @@ def test_whoever_scales_a_pool_in_mode_external_finds_its_figures(
 def test_kubectl_shows_the_columns_by_short_name_and_by_category(
     kubectl: Kubectl, namespace: str
 ) -> None:
-    examples = ("envpool.yaml", "checkpoint.yaml", "policyroute.yaml")
+    examples = ("envpool.yaml", "checkpoint.yaml", "policyroute.yaml", "evalrun.yaml")
     for file in (RUN, *(str(EXAMPLES / name) for name in examples)):
         kubectl("-n", namespace, "apply", "-f", file)
     assert "demo" in kubectl("-n", namespace, "get", "etude")

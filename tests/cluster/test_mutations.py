@@ -22,8 +22,8 @@ from tests.support import figures
 
 from etude.common.api.schema import crd
 
-BENCHED = [kind for kind in crd.KINDS if kind is not crd.POLICY_ROUTE]
-"""A route is nothing without a run, which no bench has."""
+BENCHED = [kind for kind in crd.KINDS if kind not in {crd.POLICY_ROUTE, crd.EVAL_RUN}]
+"""A route and an evaluation are nothing without a run, which no bench has."""
 SEED = int(os.environ.get("SEED", "0"))
 ASKED = os.environ.get("ETUDE_MUTATIONS", "")
 FEW = 60

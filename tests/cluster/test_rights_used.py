@@ -35,7 +35,7 @@ UNSEEN: dict[Right, str] = {
     Right("etude.dev", f"{plural}/finalizers", "update"): (
         "OwnerReferencesPermissionEnforcement asks for it inside another request"
     )
-    for plural in ("rlruns", "envpools", "policyroutes")
+    for plural in ("rlruns", "envpools", "policyroutes", "evalruns")
 }
 UNSEEN |= {
     Right(group, plural, "get"): "whose an object is, of a name that is taken"
@@ -82,7 +82,7 @@ def test_a_life_of_every_kind_uses_each_right_and_lacks_none(
 ) -> None:
     address = f"127.{random.randint(2, 250)}.{random.randint(1, 250)}.1"
     with process.running(audited, tmp_path) as operator:
-        for part in ("checkpoint", "pool", "run", "route"):
+        for part in ("checkpoint", "pool", "run", "route", "evaluation"):
             own = f"{namespace}-{part}"
             assert api.call(
                 "POST", "/api/v1/namespaces", json.dumps({"metadata": {"name": own}})

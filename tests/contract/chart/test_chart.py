@@ -126,9 +126,9 @@ def test_what_looks_like_a_number_stays_a_name(tls: Mapping[str, Any], watched: 
 def test_crds_can_be_left_out_or_not_kept() -> None:
     policy = "helm.sh/resource-policy"
     kept = rendered({}).of("CustomResourceDefinition")
-    assert [crd["metadata"]["annotations"][policy] for crd in kept] == ["keep"] * 4
+    assert [crd["metadata"]["annotations"][policy] for crd in kept] == ["keep"] * 5
     let_go = rendered({"crds": {"keep": False}}).of("CustomResourceDefinition")
-    assert len(let_go) == 4
+    assert len(let_go) == 5
     for crd in let_go:
         assert policy not in crd["metadata"].get("annotations", {})
     assert rendered({"crds": {"enabled": False}}).of("CustomResourceDefinition") == []

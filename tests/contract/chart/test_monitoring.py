@@ -18,15 +18,16 @@ SCRAPED = {"namespace", "pod"}
 """Labels that every target has."""
 OF_RUN = SCRAPED | {"run", "role"}
 OF_ROUTE = SCRAPED | {"route", "role"}
+OF_EVALUATION = SCRAPED | {"evaluation", "role"}
 FROM_PODS = {
     "Operator": SCRAPED,
     "Trainer": OF_RUN,
-    "Inference": OF_RUN | OF_ROUTE,
-    "Rewards": OF_RUN,
+    "Inference": OF_RUN | OF_ROUTE | OF_EVALUATION,
+    "Rewards": OF_RUN | OF_EVALUATION,
     "Gateway": OF_ROUTE,
     "Feedback": OF_ROUTE,
     "Environments: broker and nodes": OF_RUN | {"pool"},
-    "Every part: certificates": OF_RUN | {"pool", "route"},
+    "Every part: certificates": OF_RUN | {"pool", "route", "evaluation"},
 }
 """Likewise with those that our PodMonitors take from the pods' own."""
 ENDINGS = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge": ("",)}
@@ -167,7 +168,7 @@ def test_prometheus_scrapes_the_operator_and_what_it_makes() -> None:
         assert (endpoint["port"], endpoint["interval"]) == ("probe", "1m")
     relabelings = runs["spec"]["podMetricsEndpoints"][0]["relabelings"]
     taken = {each["targetLabel"] for each in relabelings}
-    assert taken == {"run", "pool", "route", "role"}
+    assert taken == {"run", "pool", "route", "evaluation", "role"}
 
 
 def test_prometheus_looks_where_the_operator_serves() -> None:

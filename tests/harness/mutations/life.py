@@ -156,6 +156,11 @@ class Life:
             "the canary goes",
         )
 
+    def evaluation(self) -> None:
+        """An evaluation waits for a checkpoint that does not exist."""
+        self._make("EvalRun", schema.base(crd.EVAL_RUN))
+        self.until(lambda: "Accepted" in conditions(self._get("EvalRun")), "the evaluation is seen")
+
     def checkpoint(self) -> None:
         """A checkpoint is made by somebody, verified, pinned, and deleted with its data."""
         body = schema.base(crd.CHECKPOINT)

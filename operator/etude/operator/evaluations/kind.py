@@ -1,7 +1,7 @@
 """The kind EvalRun."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from typing_extensions import override
 
@@ -12,7 +12,6 @@ from etude.operator.actions import Decision
 from etude.operator.evaluations import decide, observe
 from etude.operator.kind import KindContext, KindReconciler, PassInput, ResourceKind
 from etude.operator.manifests import Manifest, Ref, ref
-from etude.operator.metrics import ConditionMetric
 
 
 @dataclass(slots=True)
@@ -20,19 +19,13 @@ class EvaluationReconciler(KindReconciler[EvalRun, EvalRunStatus]):
     """Observes evaluations and decides."""
 
     context: KindContext
-    _conditions: ConditionMetric = field(default_factory=ConditionMetric)
 
     @override
     def decide(
         self, resource: EvalRun, manifest: Manifest, inputs: PassInput
     ) -> Decision[EvalRunStatus]:
         observed = observe.observe_evaluation(self.context.cluster, resource, inputs.problem)
-        self._conditions.export(ref(manifest), resource.status.conditions)
         return decide.decide(resource, observed, inputs.now, inputs.platform)
-
-    @override
-    def forget(self, key: Ref, uid: str) -> None:
-        self._conditions.remove(key)
 
 
 def _references(evaluation: Manifest) -> Iterator[Ref]:
