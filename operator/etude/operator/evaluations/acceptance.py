@@ -17,6 +17,7 @@ from etude.operator.conditions import (
 from etude.operator.evaluations.children import EvaluationInputs
 from etude.operator.evaluations.observe import ObservedEvaluation
 from etude.operator.evaluations.status import COMPLETE
+from etude.operator.integrations import cert_manager
 from etude.operator.reasons import Reason
 
 
@@ -36,7 +37,8 @@ def resolve_inputs(
     if run is None:
         sentence = "spec.checkpointRef: the run that wrote it is gone, and with it engine"
         return false_condition(ACCEPTED, Reason.RUN_NOT_FOUND, f"{sentence}, rewards and store")
-    problem = next(_problems(evaluation, observed, run, platform), None)
+    problem = cert_manager.cert_manager_problem(evaluation, platform.tls, observed.served)
+    problem = problem or next(_problems(evaluation, observed, run, platform), None)
     if problem is not None:
         return problem
     saved = checkpoint.saved_state

@@ -5,7 +5,8 @@ from typing import Any
 
 from etude.common.api.checkpoint.spec import CheckpointSource
 from etude.common.api.kinds import EvalRun, RLRun
-from etude.common.api.run.roles import EnvironmentRole, RoleSpec
+from etude.common.api.run.role_spec import RoleSpec
+from etude.common.api.run.roles import EnvironmentRole
 from etude.common.api.storage import Storage
 from etude.common.process import EXIT_CONFIGURATION
 from etude.common.role_inputs import ResolvedEvaluation, ResolvedRun

@@ -24,6 +24,7 @@ from etude.operator.evaluations.children import (
     results_storage,
 )
 from etude.operator.evaluations.observe import ObservedEvaluation
+from etude.operator.integrations.cert_manager import applicable_children
 from etude.operator.kube.workload_controllers import JOB_COMPLETE, JOB_FAILED
 from etude.operator.manifests import Manifest, condition, is_deleting, is_true, ref, uid
 from etude.operator.pod_failures import (
@@ -79,7 +80,8 @@ def _missing_children(
     platform: Platform,
 ) -> Iterator[Apply]:
     """Children that do not exist; those that do stay as they are, for one result of one spec."""
-    for child in evaluation_children(evaluation, inputs, platform):
+    children = evaluation_children(evaluation, inputs, platform)
+    for child in applicable_children(children, observed.served):
         if ref(child) not in observed.children:
             yield Apply(manifest=child, manager=names.EVALUATION_FIELD_MANAGER)
 

@@ -11,6 +11,7 @@ from etude.common.api.kinds import ApiObject, Checkpoint, EnvPool, EvalRun, RLRu
 from etude.operator import names
 from etude.operator.conditions import ConditionFact
 from etude.operator.evaluations.children import job_ref
+from etude.operator.integrations import cert_manager
 from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import Manifest, Ref, labels, ref, uid
 
@@ -33,6 +34,8 @@ class ObservedEvaluation:
     pods: Sequence[Manifest] = ()
     """Pods of engines and rewards."""
     job_pods: Sequence[Manifest] = ()
+    served: frozenset[str] = frozenset()
+    """Kinds of cert-manager that can be used now."""
     problem: ConditionFact | None = None
     """The rejection that kept the last decision from being carried out."""
 
@@ -63,6 +66,7 @@ def observe_evaluation(
         children=children,
         pods=[pod for each in sets for pod in cluster.list_owned(uid(each))],
         job_pods=[] if job is None else list(cluster.list_owned(uid(job))),
+        served=cluster.usable_kinds((cert_manager.CERTIFICATE,)),
         problem=problem,
     )
 

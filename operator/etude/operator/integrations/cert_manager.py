@@ -5,6 +5,7 @@ Its Secrets outlive their Certificates and the CRDs: pods with a Secret start an
 
 from collections.abc import Collection, Iterable
 
+from etude.common.api.evaluation.status import EvalRunStatus
 from etude.operator.builders.certificates import CertificateMode, PlatformTls
 from etude.operator.builders.workload import Owner
 from etude.operator.conditions import ConditionFact, false_condition
@@ -35,7 +36,10 @@ def cert_manager_problem(
     owner: Owner, tls: PlatformTls | None, served: Collection[str]
 ) -> ConditionFact | None:
     """The finding against an owner that cannot start; a started one only needs its Secrets."""
-    if owner.status.resolved is not None or not is_cert_manager_missing(tls, served):
+    # What is resolved once, or has begun, has its Secrets.
+    status = owner.status
+    is_started = status.start_time if isinstance(status, EvalRunStatus) else status.resolved
+    if is_started is not None or not is_cert_manager_missing(tls, served):
         return None
     message = (
         "cert-manager is not installed in this cluster, and the chart's value tls.mode chooses it:"

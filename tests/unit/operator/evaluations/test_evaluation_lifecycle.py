@@ -1,11 +1,17 @@
 """Evaluations: they wait for what they name, run a Job, take its result, release their pods."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from etude.operator.builders.addresses import broker_addresses
+from etude.operator.builders.certificates import (
+    CertificateMode,
+    CertManagerIssuer,
+    PlatformTls,
+)
 from etude.operator.evaluations.decide import POLL_S
 from etude.operator.manifests import Ref
 
@@ -261,3 +267,20 @@ async def test_an_operator_killed_after_any_write_comes_to_the_same_end(
     else:
         pytest.fail("every evaluation was killed")
     assert lab.kills >= 12
+
+
+async def test_an_evaluation_waits_for_cert_manager_where_that_issues_certificates(
+    evaluations: Any, lab: Any
+) -> None:
+    issuer = CertManagerIssuer(name="ca")
+    tls = PlatformTls(mode=CertificateMode.CERT_MANAGER, issuer=issuer)
+    lab.reconciler.platform = replace(lab.platform, tls=tls)
+    await evaluations.add()
+    assert evaluations.reason("Accepted")[:2] == ("False", "CertManagerNotInstalled")
+    lab.cluster.integrations = frozenset({"Certificate"})
+    await lab.advance(POLL_S)
+    made = kinds(evaluations)
+    roles = ("evaluator", "inference", "rewards")
+    assert sorted(made["Certificate"]) == [f"held-out-{role}-tls" for role in roles]
+    uris = [m["spec"]["uris"] for k, m in evaluations.children().items() if k.kind == "Certificate"]
+    assert ["spiffe://etude.dev/ns/lab/run/held-out/role/evaluator"] in uris
