@@ -14,9 +14,11 @@ import pytest
 from etude.common.api.meta import Model
 from etude.common.api.schema import crd
 
-KNOBS: dict[str, dict[str, str]] = runpy.run_path(str(Path(__file__).with_name("knobs.py")))[
-    "KNOBS"
-]
+KNOBS: dict[str, dict[str, str]] = {
+    kind: readers
+    for file in ("knobs.py", "serving_knobs.py")
+    for kind, readers in runpy.run_path(str(Path(__file__).with_name(file)))["KNOBS"].items()
+}
 
 
 def fields(model: type[Model], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -1,0 +1,92 @@
+"""Where each field of PolicyRoute and EvalRun must show, in the form of `knobs.py`."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+RUNS: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("knobs.py")))
+OPERATOR = RUNS["OPERATOR"]
+TRAINER = RUNS["TRAINER"]
+RELEASE = RUNS["RELEASE"]
+RLRUN = RUNS["RLRUN"]
+CHANNEL = RUNS["CHANNEL"]
+ENGINES = RUNS["ENGINES"]
+TOLERATIONS = RUNS["TOLERATIONS"]
+ROUTE_PARTS = RUNS["ROUTE_PARTS"]
+under = RUNS["under"]
+
+SERVICE = {
+    **dict.fromkeys(
+        ("image", "cpu", "memory", "nodeSelector", "priorityClassName"), f"{ROUTE_PARTS} spec"
+    ),
+    **TOLERATIONS,
+    "tlsRef.name": f"{ROUTE_PARTS} tls_ref",
+}
+ROUTE = {
+    "runRef.name": f"{OPERATOR}.routes.decide",
+    "model": ROUTE_PARTS,
+    **dict(under("channels.stable", CHANNEL | ENGINES)),
+    "channels.stable.replicas": f"{ROUTE_PARTS} engines",
+    **dict(under("channels.canary", CHANNEL | ENGINES)),
+    "channels.canary.replicas": f"{ROUTE_PARTS} engines",
+    **dict(under("gateway", SERVICE)),
+    "gateway.keysRef.name": f"{ROUTE_PARTS} keys_ref",
+    "gateway.replicas": ROUTE_PARTS,
+    "gateway.recordUnencrypted": ROUTE_PARTS,
+    **{
+        f"gateway.limits.{name}": ROUTE_PARTS
+        for name in ("bodyMib", "sessionTokens", "waitingMib", "outageSeconds", "turnSeconds")
+    },
+    **dict(under("feedback", SERVICE)),
+    "feedback.keysRef.name": f"{ROUTE_PARTS} keys_ref",
+    "feedback.secretRef.name": f"{ROUTE_PARTS} secret_ref",
+    "feedback.keyStoreUri": ROUTE_PARTS,
+    "policy": ROUTE_PARTS,
+    "gate.minTasks": f"{RELEASE}.decide rules.gate",
+    **{
+        f"gate.margins[].{name}": "etude.common.evaluation.gate rule"
+        for name in ("metric", "margin", "isShare", "lessIsBetter")
+    },
+    "canary.steps": f"{RELEASE}.looks canary.rules",
+    "canary.stepSeconds": f"{RELEASE}.looks canary.rules",
+    "canary.maxSeconds": f"{RELEASE}.looks canary.rules",
+    "canary.usersPerArm": f"{RELEASE}.rules self",
+    "canary.minUsers": f"{RELEASE}.rules self",
+    **{
+        f"canary.{metric}.{name}": f"{RELEASE}.rules self"
+        for metric in ("primary", "guardrails[]", "signals[]")
+        for name in ("name", "relevant", "isHigherBetter", "unit")
+    },
+    **{
+        f"canary.{metric}.signal": f"{RELEASE}.figures metric"
+        for metric in ("primary", "guardrails[]", "signals[]")
+    },
+    **{
+        f"feedback.windows.{name}": f"{ROUTE_PARTS} windows"
+        for name in ("rollouts", "minRollouts", "maxAgeSeconds", "horizonSeconds")
+    },
+}
+DRIVER = f"{TRAINER}.commands.evaluate_checkpoint"
+EVAL_RUN = {
+    "checkpointRef.name": f"{OPERATOR}.evaluations.observe",
+    **{f"suites[].{name}": DRIVER for name in ("name", "uri", "environment", "limit")},
+    "environments[].name": DRIVER + " each",
+    "environments[].poolRef.name": f"{OPERATOR}.evaluations.observe",
+    "environments[].template": DRIVER + " each",
+    **dict.fromkeys(("samples", "greedy", "seed"), DRIVER),
+    **{
+        path.removeprefix("phases[]."): reader
+        for path, reader in RLRUN.items()
+        if path.startswith("phases[].rollout.")
+    },
+    "rollout.maxConcurrent": f"{TRAINER}.rollouts.worker order.limits",
+    "rollout.maxInfraFailurePercent": DRIVER,
+    "engines": f"{OPERATOR}.evaluations.children",
+    "comparison.baselineRef.name": f"{OPERATOR}.evaluations.observe",
+    "comparison.margins[].metric": DRIVER + " each",
+    "comparison.margins[].largestLoss": DRIVER + " each",
+    "comparison.minTasks": DRIVER,
+    "timeoutSeconds": f"{OPERATOR}.evaluations.children",
+}
+
+KNOBS = {"PolicyRoute": ROUTE, "EvalRun": EVAL_RUN}
