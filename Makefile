@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit test-privacy search-model system-deps buf
+.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit test-privacy search-model system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -21,6 +21,11 @@ $(READY): pyproject.toml uv.lock | $(filter .tools/%,$(UV))
 
 demo: $(READY) ## train a small policy on this machine and watch it get better (SEED=0)
 	$(RUN) etude demo --seed $(SEED)
+
+USERS ?= 400
+
+demo-realtime: $(READY) ## serve a small policy to simulated users, and train it on their feedback (SEED=0, USERS=400)
+	$(RUN) python -m etude.demo.realtime --seed $(SEED) --users $(USERS) --json bench/out/realtime.json
 
 SMOLLM2 ?= runs/smollm2
 SMOLLM2_RUN ?= examples/smollm2/rlrun.yaml

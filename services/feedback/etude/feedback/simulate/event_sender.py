@@ -64,17 +64,23 @@ class EventSender:
         Raises:
             TimeoutError: the service does not take them.
         """
-        waiting = {event["id"]: event for event in events}
-        async with asyncio.timeout(PATIENCE_S):
-            while waiting:
-                for answer in await self._post(key, [*waiting.values()]):
-                    event = waiting.get(answer["id"])
-                    if event is not None and answer["status"] not in _AGAIN:
-                        del waiting[answer["id"]]
-                        self.answers[answer["reason"]] += 1
-                if waiting:
-                    self.num_repeated += len(waiting)
-                    await asyncio.sleep(PAUSE_S)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._send_all(key, {event["id"]: event for event in events})
+        except TimeoutError:
+            what = f"{self.url} took no events for {PATIENCE_S:.0f} s"
+            raise TimeoutError(what) from None
+
+    async def _send_all(self, key: str, waiting: dict[str, Mapping[str, Any]]) -> None:
+        while waiting:
+            for answer in await self._post(key, [*waiting.values()]):
+                event = waiting.get(answer["id"])
+                if event is not None and answer["status"] not in _AGAIN:
+                    del waiting[answer["id"]]
+                    self.answers[answer["reason"]] += 1
+            if waiting:
+                self.num_repeated += len(waiting)
+                await asyncio.sleep(PAUSE_S)
 
     async def _post(self, key: str, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Post a batch; no answers if the service is away."""

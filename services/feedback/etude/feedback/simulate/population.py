@@ -59,7 +59,7 @@ class Population:
             only: users to come; all who are not gone unless given.
 
         Raises:
-            ExceptionGroup: the feedback service did not take the events of some.
+            TimeoutError: the feedback service did not take the events of a user.
         """
         busy = asyncio.Semaphore(self.max_concurrent)
         coming = [
@@ -69,11 +69,14 @@ class Population:
         ]
         first = self.num_visits
         self.num_visits += len(coming)
-        async with asyncio.TaskGroup() as group:
-            visits = [
-                group.create_task(self._visit(user, first + index, busy), name=user.name)
-                for index, user in enumerate(coming)
-            ]
+        try:
+            async with asyncio.TaskGroup() as group:
+                visits = [
+                    group.create_task(self._visit(user, first + index, busy), name=user.name)
+                    for index, user in enumerate(coming)
+                ]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
         return [visit.result() for visit in visits]
 
     async def _visit(self, user: SimulatedUser, number: int, busy: asyncio.Semaphore) -> Visit:

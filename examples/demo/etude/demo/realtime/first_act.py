@@ -1,0 +1,171 @@
+"""Act 1: windows of users' feedback train the policy, and it serves them better."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import httpx2
+
+from etude.common.feedback import windows
+from etude.common.turn_log import read_turns
+from etude.common.weights import VersionId
+from etude.demo.realtime import figures
+from etude.demo.realtime.figures import PromiseCheck, RatioChange
+from etude.demo.realtime.stage import Stage
+from etude.feedback.simulate.population import Visit
+
+FEWEST_WINDOWS = 3
+_PAGE = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstAct:
+    """Figures of the act."""
+
+    persistence: RatioChange
+    complaints: RatioChange
+    latency_before_s: float
+    latency_after_s: float
+    num_windows: int
+    cycle_s: float
+    """Mean time from the first request of a round until users were served what it taught."""
+    num_requests: int
+    num_failed: int
+    num_retried: int
+    """Requests that the gateway counted beyond those of the clients."""
+    num_events: int
+    """Acknowledged."""
+    num_lost: int
+    num_twice: int
+    checks: tuple[PromiseCheck, ...]
+
+
+@dataclass(slots=True)
+class _Progress:
+    rounds: list[Sequence[Visit]] = field(default_factory=list)
+    cycles_s: list[float] = field(default_factory=list)
+    versions: list[VersionId] = field(default_factory=list)
+    """That were served, in order."""
+    roll_back_s: float = 0.0
+
+
+async def play_first_act(stage: Stage, say: figures.Say) -> FirstAct:
+    """Serve and train, one round of visits after the other.
+
+    Raises:
+        UserError: a part of the loop stands still.
+        TimeoutError: the feedback service took no events.
+    """
+    progress = _Progress(versions=[stage.served])
+    for number in range(1, stage.settings.num_windows + 1):
+        started_s = time.monotonic()
+        visits = await stage.population.visit()
+        progress.rounds.append(visits)
+        say(f"round {number}: {describe_round(visits)}")
+        version = await stage.run.await_version(besides=stage.served)
+        await stage.promote(version, f"trained on window {number}")
+        await stage.await_served()
+        progress.versions.append(version)
+        progress.cycles_s.append(time.monotonic() - started_s)
+        say(f"version {version} is served after {progress.cycles_s[-1]:.0f} s")
+    visits = await stage.population.visit()
+    progress.rounds.append(visits)
+    say(f"round {len(progress.rounds)}: {describe_round(visits)}")
+    progress.roll_back_s = await _time_roll_back(stage, progress.versions[-2])
+    say(f"version {stage.served} is served {progress.roll_back_s:.1f} s after a roll-back")
+    await stage.load.stop()
+    return await _measure(stage, progress)
+
+
+async def _time_roll_back(stage: Stage, to: VersionId) -> float:
+    """Roll the served version back; seconds until users get the one before."""
+    started_s = time.monotonic()
+    await stage.roll_back(to, "the demo shows that it is one command")
+    await stage.await_served()
+    return time.monotonic() - started_s
+
+
+def describe_round(visits: Sequence[Visit]) -> str:
+    """Describe what a round of visits was like, in truth."""
+    kept, complained = (
+        figures.sum_ratio(visits, measure) for measure in (figures.kept_lines, figures.complaints)
+    )
+    ends = Counter(visit.conversation.ending.value for visit in visits)
+    return f"{len(visits)} users, persistence {kept:.3f}, complaints {complained:.3f}, {dict(ends)}"
+
+
+async def _measure(stage: Stage, progress: _Progress) -> FirstAct:
+    first, last = progress.rounds[0], progress.rounds[-1]
+    seed = stage.settings.seed
+    persistence = figures.compare_rounds(first, last, figures.kept_lines, seed=seed)
+    complained = figures.compare_rounds(first, last, figures.complaints, seed=seed)
+    ids = await _export_ids(stage)
+    stored = stage.sender.answers["Stored"]
+    num_requests = stage.population.num_requests + stage.load.num_requests
+    num_retried = await asyncio.to_thread(stage.processes.count_requests) - num_requests
+    num_failed = stage.population.num_failed + stage.load.num_failed
+    num_lost, num_twice = stored - len(set(ids)), len(ids) - len(set(ids))
+    # The window of the last round may be trained by now, and led to no version that was served.
+    num_windows = len(progress.cycles_s)
+    checks = [
+        PromiseCheck("P1", f"{num_failed} of {num_requests} requests failed", not num_failed),
+        PromiseCheck("P1", f"{num_retried} requests retried", not num_retried),
+        PromiseCheck("P2", f"{num_lost} events lost, {num_twice} twice", not num_lost + num_twice),
+        *await asyncio.to_thread(_check_windows, stage),
+        PromiseCheck("-", f"{num_windows} windows trained", num_windows >= FEWEST_WINDOWS),
+        PromiseCheck("-", f"persistence {persistence.describe()}", persistence.low > 0),
+        PromiseCheck("-", f"complaints {complained.describe()}", complained.high < 0),
+    ]
+    return FirstAct(
+        persistence=persistence,
+        complaints=complained,
+        latency_before_s=figures.median_latency_s(first),
+        latency_after_s=figures.median_latency_s(last),
+        num_windows=num_windows,
+        cycle_s=sum(progress.cycles_s) / len(progress.cycles_s),
+        num_requests=num_requests,
+        num_failed=num_failed,
+        num_retried=num_retried,
+        num_events=stored,
+        num_lost=num_lost,
+        num_twice=num_twice,
+        checks=tuple(checks),
+    )
+
+
+async def _export_ids(stage: Stage) -> list[str]:
+    """Ids of all events that the service gives out, by user."""
+    ids: list[str] = []
+    after: int | None = 0
+    headers = {"authorization": f"Bearer {stage.keys.backend}"}
+    async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
+        while after is not None:
+            query = {"after": after, "limit": _PAGE}
+            url = f"{stage.processes.feedback_url}/v1/events"
+            content = (await http.get(url, params=query)).raise_for_status().json()
+            ids += [each["event"]["id"] for each in content["events"]]
+            after = content["next"]
+    return ids
+
+
+def _check_windows(stage: Stage) -> list[PromiseCheck]:
+    """Check that every served rollout is accounted for once, and consent."""
+    store = stage.run.store
+    turns = [*read_turns(store)]
+    served = {turn.rollout_id for turn in turns}
+    without_consent = sum(turn.user in stage.refusing or not turn.consent for turn in turns)
+    manifests = [windows.read_window(store, number) for number in windows.list_windows(store)]
+    listed: Counter[str] = Counter()
+    for manifest in manifests:
+        listed.update(each.rollout for each in manifest.rollouts)
+        listed.update(each.rollout for each in manifest.exclusions)
+    unknown, twice = listed.keys() - served, sum(n > 1 for n in listed.values())
+    waiting = len(served - listed.keys())
+    is_sound = not unknown and not twice
+    what = f"{len(served)} rollouts served = {len(listed)} in windows + {waiting} waiting"
+    return [
+        PromiseCheck("P2", f"{what}; {len(unknown)} unknown, {twice} twice", is_sound),
+        PromiseCheck("P5", f"{without_consent} turns without consent kept", not without_consent),
+    ]
