@@ -90,6 +90,12 @@ class UserMetric(Model):
 
 
 EDITS = UserMetric(name="edit persistence", signal="edit_persistence", relevant=0.0137)
+BROKEN_CALLS = UserMetric(
+    name="broken tool calls", signal="broken_tool_call", relevant=0.01, is_higher_better=False
+)
+LATENCY = UserMetric(
+    name="latency", signal="latency", relevant=0.1, is_higher_better=False, unit="log"
+)
 COMPLAINTS = UserMetric(
     name="complaints", signal="dissatisfied_followup", relevant=0.02, is_higher_better=False
 )
@@ -110,7 +116,7 @@ class CanaryRules(Model):
     """Of each arm, below which a metric decides nothing and a step does not end."""
     primary: UserMetric = EDITS
     """Promotes the candidate if it is better."""
-    guardrails: Annotated[tuple[UserMetric, ...], Field(max_length=16)] = ()
+    guardrails: Annotated[tuple[UserMetric, ...], Field(max_length=16)] = (BROKEN_CALLS, LATENCY)
     """Roll back if they are worse."""
     signals: Annotated[tuple[UserMetric, ...], Field(max_length=16)] = (COMPLAINTS,)
     """Ask a person if they are worse."""

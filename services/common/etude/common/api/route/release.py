@@ -109,7 +109,7 @@ class RouteCanary(Model):
     """Of each arm, below which a metric decides nothing and a step does not end."""
     primary: RouteMetric | None = None
     """Promotes the candidate if it is better; unless set, the persistence of edits."""
-    guardrails: Annotated[tuple[RouteMetric, ...], Field(max_length=16), NAMED] = ()
-    """Roll back if they are worse."""
+    guardrails: Annotated[tuple[RouteMetric, ...], Field(max_length=16), NAMED] | None = None
+    """Roll back if they are worse; broken tool calls and latency unless set."""
     signals: Annotated[tuple[RouteMetric, ...], Field(max_length=16), NAMED] | None = None
     """Ask a person if they are worse; complaints unless set. All metrics have different names."""
