@@ -98,7 +98,7 @@ TROUBLE = {
         reason: of_run("Progressing", "False", reason)
         for reason in (
             *(Reason.LOADING, Reason.WAITING_FOR_ROLES, Reason.WAITING_FOR_ENVIRONMENTS),
-            Reason.CONTROLLER_UNREACHABLE,
+            *(Reason.CONTROLLER_UNREACHABLE, Reason.WAITING_FOR_WINDOW),
         )
     },
     Reason.NO_PROGRESS: of_run("Stalled", "True", Reason.NO_PROGRESS),
@@ -150,6 +150,9 @@ WELL = {
     *(Reason.SUSPENDED, Reason.FINISHED, Reason.ALL_PHASES_DONE, Reason.TARGET_REACHED),
     # Of a checkpoint that somebody asked for; the run does not wait for it.
     *(Reason.WAITING_FOR_RUN, Reason.RUN_NOT_FOUND, Reason.WRITING, Reason.RUN_OVER),
+    # Of kinds that no run waits for.
+    *(Reason.SERVING, Reason.NOT_SERVING, Reason.WAITING_FOR_BASELINE),
+    *(Reason.EVALUATING, Reason.EVALUATED, Reason.EVALUATION_FAILED),
 }
 """Reasons that keep nobody waiting."""
 

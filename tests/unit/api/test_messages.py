@@ -118,7 +118,7 @@ MISTAKES: Mapping[str, tuple[str, str, str, str, str]] = {
         "spec.reason",
         "null",
         "spec.reason is missing",
-        "(Why it was written)",
+        "(Why it was written: Window is the end of a window of a phase of type Feedback)",
     ),
 }
 

@@ -36,7 +36,20 @@ def estimate(
 ) -> Callable[[LeavingReason], Estimates]:
     """Estimates persistence from the events of a population; half of its edits are right."""
     sender = EventSender(httpx2.AsyncClient(), "http://nowhere", "acme", "v1")
-    turn = ServedTurn(TurnPlace("k", 0), 0, None, "stable", "", "", 9, is_side=False)
+    turn = ServedTurn(
+        place=TurnPlace("k", 0),
+        started_ms=0,
+        received_ms=0,
+        policy=None,
+        arm="stable",
+        experiment="",
+        config="",
+        num_tokens=9,
+        num_calls=0,
+        num_broken_calls=0,
+        asks_question=False,
+        is_side=False,
+    )
 
     def history(name: str, seen: Conversation, reactions: UserReactions) -> RolloutHistory:
         found = RolloutHistory(name, UserId("acme", name), [turn])

@@ -11,15 +11,16 @@ from tests.harness.mutations import cases, produced, schema, shown
 from tests.harness.mutations.cases import Mutation
 from tests.harness.mutations.lab import OPEN, names
 
-from etude.common.api.kinds import Checkpoint, EnvPool, PolicyRoute, RLRun
+from etude.common.api.kinds import Checkpoint, EnvPool, EvalRun, PolicyRoute, RLRun
 from etude.common.api.meta import BrokenRulesError
 from etude.common.api.schema import crd
 from etude.operator.commands.render import render_children
 
-MODELS: Mapping[str, type[RLRun | EnvPool | Checkpoint | PolicyRoute]] = {
+MODELS: Mapping[str, type[RLRun | EnvPool | Checkpoint | EvalRun | PolicyRoute]] = {
     "RLRun": RLRun,
     "EnvPool": EnvPool,
     "Checkpoint": Checkpoint,
+    "EvalRun": EvalRun,
     "PolicyRoute": PolicyRoute,
 }
 SEED = 0

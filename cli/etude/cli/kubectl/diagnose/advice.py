@@ -112,6 +112,11 @@ PROGRESS = {
         "the controller loads its state", "nothing: a large checkpoint takes minutes; " + _LOG
     ),
     "WaitingForRoles": Advice("role pods are not ready", _BY_ITSELF),
+    "WaitingForWindow": Advice(
+        "a phase of type Feedback waits for the next window of users' rollouts",
+        "nothing: a window closes once enough users' feedback is known; kubectl get policyroute"
+        " shows whether its service is up",
+    ),
     "NoProgress": Advice(
         "no step finished within the deadline, so the trainer is restarted",
         "kubectl etude logs {run} --role trainer has the stacks of the moment; raise"
@@ -164,6 +169,23 @@ SAVING = {
         "the namespace went before a checkpoint's objects; they stay in the store",
         "delete them by hand if they are not wanted: the event names the folder",
         CHECKPOINT_STAYS,
+    ),
+}
+OTHER_KINDS = {
+    "Serving": Advice("a route serves its users"),
+    "NotServing": Advice(
+        "a part of a route has nothing ready",
+        "kubectl describe policyroute names the part, and its pods say why",
+    ),
+    "WaitingForBaseline": Advice(
+        "an evaluation waits for the one that it is compared with",
+        "kubectl get evalrun shows how far that is; create it, or correct comparison.baselineRef",
+    ),
+    "Evaluating": Advice("an evaluation runs its suites", _BY_ITSELF),
+    "Evaluated": Advice("an evaluation has its figures"),
+    "EvaluationFailed": Advice(
+        "the Job of an evaluation failed too often",
+        "put right what its message names, and create an EvalRun of another name",
     ),
 }
 REST = {
@@ -286,6 +308,7 @@ ADVICE: Mapping[str, Advice] = {
     **ENVIRONMENTS,
     **PROGRESS,
     **SAVING,
+    **OTHER_KINDS,
     **REST,
     **ENDS,
     **CONTROLLERS_OWN,
