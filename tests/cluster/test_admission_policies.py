@@ -307,7 +307,7 @@ def test_the_api_server_finds_nothing_doubtful_in_their_expressions(
         return list(json.loads(listed)["items"])
 
     eventually(lambda: all("typeChecking" in each.get("status", {}) for each in policies()))
-    assert len(policies()) == 4
+    assert len(policies()) == 5
     for policy in policies():
         assert policy["spec"]["failurePolicy"] == "Fail"
         assert policy["status"]["typeChecking"] == {}, policy["metadata"]["name"]

@@ -68,7 +68,8 @@ def test_both_replicas_are_ready_where_only_restricted_pods_are_admitted(
 def test_helm_test_is_content_with_it(release: str, helm: Helm) -> None:
     said = helm("test", "second", "--namespace", release, "--logs", "--timeout", "170s")
     assert "Phase:          Succeeded" in said
-    assert "RLRun, EnvPool, Checkpoint are served, and an operator leads and answers" in said
+    kinds = "RLRun, EnvPool, Checkpoint, PolicyRoute, EvalRun"
+    assert f"{kinds} are served, and an operator leads and answers" in said
 
 
 def test_the_api_server_counts_the_operators_requests_on_their_own_level(

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.support import pki
 from tests.support.kube import testbeds
+
+from etude.common.tls.identity import Identity
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -17,7 +20,7 @@ DOCS = ROOT / "docs"
 FIRST = "how-to/run-on-a-cluster"
 PAGES = (
     *(FIRST, "how-to/build-container-images", "how-to/upgrade", "how-to/encrypt-the-wire"),
-    "how-to/train-your-own-model",
+    *("how-to/train-your-own-model", "how-to/serve-a-policy"),
     *sorted(f"runbooks/{page.stem}" for page in (DOCS / "runbooks").glob("*.md")),
 )
 """In the order in which a platform goes through them: the first installs what others look at."""
@@ -30,7 +33,7 @@ NEEDS = {
         r"get secret NAME-trainer-tls"
     ),
     "no cluster: tests/contract/test_docs.py knows these": re.compile(
-        r"^(etude|python|buildah|make) "
+        r"^(etude|etude-gateway|etude-feedback|python|buildah|make|openssl) |^[A-Z_]+="
     ),
 }
 """Commands that are left out, by what they need."""
@@ -64,6 +67,9 @@ def shell(plane: Mapping[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
         (folder / name).symlink_to(ROOT / name)
     good = yaml.safe_load((HERE / "bad_manifests.yaml").read_text())["good"]
     (folder / "rlrun.yaml").write_text(good["RLRun"])
+    for name in ("keys", "feedback-keys", "secret"):
+        (folder / name).write_text("made by a command that needs no cluster")
+    pki.write(folder, pki.Authority().issue(Identity(domain="coder", namespace="lab")))
     paths = os.pathsep.join((plane["binaries"], os.environ["PATH"]))
     environment = {**os.environ, "KUBECONFIG": plane["kubeconfig"], "PATH": paths}
 
@@ -93,9 +99,9 @@ def typed(shell: Shell, plane: Mapping[str, Any]) -> dict[str, str]:
         answers[command] = shell(command)
         if command.startswith("helm install"):
             kubectl("wait", "--for=condition=Established", "crd", "--all")
-            testbeds.wait_until_listed(kubectl, "rlruns", "envpools", "checkpoints")
+            testbeds.wait_until_listed(kubectl, "rlruns", "envpools", "checkpoints", "policyroutes")
     good = yaml.safe_load((HERE / "bad_manifests.yaml").read_text())["good"]
-    for kind in ("EnvPool", "Checkpoint"):
+    for kind in ("EnvPool", "Checkpoint", "PolicyRoute"):
         kubectl("-n", "lab", "apply", "-f", "-", text=renamed(good[kind]))
     return answers
 

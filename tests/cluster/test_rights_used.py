@@ -27,7 +27,6 @@ from tests.support.kube import testbeds
 ACCOUNT = f"system:serviceaccount:{HOME}:etude-operator"
 CHANGED = (
     ("", "services"),
-    ("networking.k8s.io", "networkpolicies"),
     ("policy", "poddisruptionbudgets"),
 )
 """Children that no field of a run or a pool changes while they are there."""
@@ -39,7 +38,7 @@ UNSEEN: dict[Right, str] = {
 }
 UNSEEN |= {
     Right(group, plural, "get"): "whose an object is, of a name that is taken"
-    for group, plural in (*CHANGED, ("", "pods"), ("batch", "jobs"), ("apps", "deployments"))
+    for group, plural in (*CHANGED, ("", "pods"), ("batch", "jobs"))
 }
 UNSEEN |= {
     Right(group, plural, "patch"): "another release may render it otherwise"
