@@ -6,16 +6,9 @@ import time
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
 from etude.cli.kubectl.client import ROUTES, Kubectl
 from etude.cli.output import say
-from etude.common.api.route.request import (
-    ANNOTATION,
-    RequestedAction,
-    RouteRequest,
-    identify_request,
-)
 from etude.common.errors import Problem, UserError
 
 Route = Annotated[str, typer.Argument(metavar="ROUTE", help="Name of the PolicyRoute.")]
@@ -43,7 +36,7 @@ def promote(
 ) -> None:
     """Serve a version to everyone."""
     change = {"version": version, "without_gate": without_gate, "reason": reason}
-    _ask(context.obj, route, RequestedAction.PROMOTE, change, timeout)
+    _ask(context.obj, route, "Promote", change, timeout)
 
 
 def rollback(
@@ -56,27 +49,27 @@ def rollback(
 ) -> None:
     """Serve the version before to everyone who has this one."""
     change = {"version": version, "reason": reason}
-    _ask(context.obj, route, RequestedAction.ROLL_BACK, change, timeout)
+    _ask(context.obj, route, "Rollback", change, timeout)
 
 
 def freeze(
     context: typer.Context, route: Route, *, reason: Reason = "", timeout: Timeout = LIMIT_S
 ) -> None:
     """Allow roll-backs alone."""
-    _ask(context.obj, route, RequestedAction.FREEZE, {"reason": reason}, timeout)
+    _ask(context.obj, route, "Freeze", {"reason": reason}, timeout)
 
 
 def unfreeze(
     context: typer.Context, route: Route, *, reason: Reason = "", timeout: Timeout = LIMIT_S
 ) -> None:
     """End a freeze."""
-    _ask(context.obj, route, RequestedAction.UNFREEZE, {"reason": reason}, timeout)
+    _ask(context.obj, route, "Unfreeze", {"reason": reason}, timeout)
 
 
 def _ask(
     kubectl: Kubectl,
     route: str,
-    action: RequestedAction,
+    action: str,
     change: dict[str, Any],
     limit_s: float,
 ) -> None:
@@ -85,16 +78,23 @@ def _ask(
     Raises:
         UserError: the request is wrong, changes nothing, or has no answer in time.
     """
+    # The models take a third of a second, which no help text should.
+    from pydantic import ValidationError
+
+    from etude.common.api.route import request as requests
+
     try:
-        request = RouteRequest(action=action, key=secrets.token_hex(8), **change)
+        request = requests.RouteRequest(
+            action=requests.RequestedAction(action), key=secrets.token_hex(8), **change
+        )
     except ValidationError as error:
         field = str(error.errors()[0]["loc"][0])
         what = f"{error.errors()[0]['msg'].lower()}"
         fix = "give a version such as 1.42, and a reason of at most 256 characters"
         raise UserError(Problem("InvalidValue", what, f"--{field}", fix)) from error
     text = json.dumps(request.to_json(), sort_keys=True)
-    kubectl.patch(ROUTES, route, {"metadata": {"annotations": {ANNOTATION: text}}})
-    answer = _await_answer(kubectl, route, identify_request(text), limit_s)
+    kubectl.patch(ROUTES, route, {"metadata": {"annotations": {requests.ANNOTATION: text}}})
+    answer = _await_answer(kubectl, route, requests.identify_request(text), limit_s)
     if answer["action"] == "Refuse":
         fix = "kubectl get policyroute -o wide shows what serves whom, and what is tested"
         raise UserError(Problem("Conflict", answer["sentence"], f"route {route}", fix))
