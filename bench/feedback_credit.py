@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     found = measure_persistence(options.edits, options.seeds) | measure_poisoning(options.seeds)
-    figures.record("credit", **found)  # type: ignore[arg-type]  # no figure is named folder
+    figures.record("credit", **found)
     if abs(found["error_by_chance"]) > LARGEST_ERROR:
         sys.exit(f"goal: persistence within {LARGEST_ERROR} of the truth")
     if found["excess"] > 0:

@@ -147,7 +147,7 @@ def main() -> None:
         found = asyncio.run(
             load_for(options.seconds, options.rate, options.kill_every, Path(folder))
         )
-    figures.record("ledger", **found)  # type: ignore[arg-type]  # no figure is named folder
+    figures.record("ledger", **found)
     print(json.dumps(found, indent=2))
     if found["lost"] or found["twice"]:
         sys.exit("events were lost or counted twice")

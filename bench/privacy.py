@@ -57,7 +57,7 @@ def main() -> None:
         "mb_per_cpu_s": measure_speed(redactor, options.seed),
         **asyncio.run(measure_isolation(options.events, options.seed)),
     }
-    figures.record("privacy", **found)  # type: ignore[arg-type]  # no figure is named folder
+    figures.record("privacy", **found)
     print(json.dumps(found, indent=2))
     missed = [name for name, goal in GOALS.items() if found[name] < goal]
     missed += [name for name, limit in LIMITS.items() if found[name] > limit]

@@ -16,7 +16,7 @@ OUT = Path(__file__).parents[2] / "bench" / "out"
 Figure = int | float | str | list[str] | dict[str, int]
 
 
-def record(name: str, *, folder: Path = OUT, **figures: Figure) -> Path:
+def record(name: str, folder: Path = OUT, /, **figures: Figure) -> Path:
     """Merge figures into `<name>.json`; what others wrote there stays. Returns the file.
 
     Safe beside other processes that record at the same time: a reader never sees half a file.

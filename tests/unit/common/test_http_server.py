@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -17,6 +18,8 @@ from etude.common.http_server import (
     open_listener,
     require_tls,
 )
+from etude.common.tls.credentials import Credentials
+from etude.common.tls.transport import TransportSecurity
 
 
 async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,6 +42,14 @@ async def connection() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.Stre
 
 
 def test_other_machines_are_not_served_in_the_clear() -> None:
+    with pytest.raises(UserError, match="not be encrypted"):
+        require_tls("0.0.0.0", 1, None, "what is served")
+    require_tls("127.0.0.1", 1, None, "what is served")
+
+
+def test_certificates_of_rpc_do_not_open_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    security = TransportSecurity(credentials=cast("Credentials", object()))
+    monkeypatch.setattr(http_server, "process_security", lambda: security)
     with pytest.raises(UserError, match="not be encrypted"):
         require_tls("0.0.0.0", 1, None, "what is served")
     require_tls("127.0.0.1", 1, None, "what is served")

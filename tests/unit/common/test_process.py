@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.common.errors import Problem, UserError
+from etude.common.errors import Problem, StoreError, UserError
 from etude.common.process import EXIT_CONFIGURATION, read_settings, run_service
 
 PROGRAM = """
@@ -76,6 +76,7 @@ async def fail(error: Exception) -> None:
     [
         (UserError(Problem("InvalidSpec", "cannot be read", "run.json", "write it again")), 78),
         (OSError("the port is taken"), 1),
+        (StoreError("the store does not answer"), 1),
     ],
 )
 def test_a_known_error_of_a_service_exits_with_its_code(error: Exception, code: int) -> None:

@@ -19,7 +19,8 @@ from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from etude.common.errors import Problem, UserError
-from etude.common.tls.transport import process_security
+from etude.common.tls.targets import REASON, is_loopback
+from etude.common.tls.transport import PLAINTEXT, VARIABLE, process_security
 
 HEAD_S = 10.0
 """From a connection's start, or from the first byte of a request, to the end of its headers."""
@@ -132,7 +133,15 @@ def require_tls(host: str, port: int, tls_folder: Path | None, what: str) -> Non
         UserError: naming the address, or the folder that has no key.
     """
     if tls_folder is None:
-        process_security().require_private(f"{host}:{port}", what)
+        security = process_security()
+        # Certificates of RPC do not encrypt this port.
+        allows_plaintext = security.credentials is None and security.allows_remote_plaintext
+        if not allows_plaintext and not is_loopback(f"{host}:{port}"):
+            fix = (
+                f"give the service a folder with tls.crt and tls.key, or set {VARIABLE}={PLAINTEXT}"
+            )
+            where = f"{host}:{port}"
+            raise UserError(Problem(REASON, f"{what} would not be encrypted", where, fix))
     elif not (tls_folder / "tls.key").is_file():
         fix = "mount a folder with tls.crt and tls.key"
         raise UserError(Problem("InvalidTls", "has no tls.key", str(tls_folder), fix))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
 from typing import NoReturn, TypeVar
 
-from etude.common.errors import UserError
+from etude.common.errors import StoreError, UserError
 
 EXIT_TRY_AGAIN = 75
 """EX_TEMPFAIL of sysexits.h: the store did not answer, and nothing else is wrong."""
@@ -49,7 +49,7 @@ def run_service(program: str, service: Coroutine[None, None, None]) -> None:
         asyncio.run(service)
     except UserError as error:
         exit_with(program, str(error), EXIT_CONFIGURATION)
-    except OSError as error:
+    except (OSError, StoreError) as error:
         exit_with(program, str(error), 1)
 
 
