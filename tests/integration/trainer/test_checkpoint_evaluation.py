@@ -45,34 +45,8 @@ class World(NamedTuple):
 @pytest.fixture
 def world(partners: Any, model_folder: Path, tmp_path: Path) -> World:
     uri = f"file://{tmp_path}/run"
-    for number in range(NUM_TASKS):
-        folder = tmp_path / "suite" / f"fix-{number}"
-        folder.mkdir(parents=True)
-        (folder / "instruction.md").write_text(f"Fix number {number}.\n")
-        (folder / "task.toml").write_text("")
-    run = RLRunSpec.model_validate(
-        {
-            "model": {"uri": model_folder.as_uri()},
-            "storage": {"uri": uri},
-            "phases": [
-                {
-                    "name": "rl",
-                    "type": "ReinforcementLearning",
-                    "maxSteps": 40,
-                    "optimizer": {"learningRate": "1e-3"},
-                    "tasks": [{"name": "t", "uri": uri, "environment": "repos"}],
-                    "algorithm": {"name": "DrGRPO"},
-                }
-            ],
-            "roles": {
-                "inference": {},
-                "environments": [
-                    {"name": "repos", "template": "python", "poolRef": {"name": "shared"}}
-                ],
-                "rewards": {"functions": [{"name": "tests", "function": "Verifier"}]},
-            },
-        }
-    )
+    _write_suite(tmp_path / "suite")
+    run = _run_spec(uri, model_folder)
     store = open_run_store(uri, run.storage)
     claim_epoch(store, holder="trainer-0", parent=None, reason="start")
     policy = TrainedPolicy(SCHEMA)
@@ -114,6 +88,40 @@ def world(partners: Any, model_folder: Path, tmp_path: Path) -> World:
     )
     partners.rewards.values = (1.0, 0.0)
     return World(partners, settings, versions, order)
+
+
+def _write_suite(suite: Path) -> None:
+    for number in range(NUM_TASKS):
+        folder = suite / f"fix-{number}"
+        folder.mkdir(parents=True)
+        (folder / "instruction.md").write_text(f"Fix number {number}.\n")
+        (folder / "task.toml").write_text("")
+
+
+def _run_spec(uri: str, model_folder: Path) -> RLRunSpec:
+    return RLRunSpec.model_validate(
+        {
+            "model": {"uri": model_folder.as_uri()},
+            "storage": {"uri": uri},
+            "phases": [
+                {
+                    "name": "rl",
+                    "type": "ReinforcementLearning",
+                    "maxSteps": 40,
+                    "optimizer": {"learningRate": "1e-3"},
+                    "tasks": [{"name": "t", "uri": uri, "environment": "repos"}],
+                    "algorithm": {"name": "DrGRPO"},
+                }
+            ],
+            "roles": {
+                "inference": {},
+                "environments": [
+                    {"name": "repos", "template": "python", "poolRef": {"name": "shared"}}
+                ],
+                "rewards": {"functions": [{"name": "tests", "function": "Verifier"}]},
+            },
+        }
+    )
 
 
 def _write_checkpoint(store: Any, *, version: int) -> CheckpointSource:
