@@ -39,6 +39,9 @@ def evaluate(
         print_row(status)
     else:
         _say_suites(status)
+    if code:
+        say(runtime.read_log_end())
+        raise SystemExit(runs.exit_code(code))
     if status.get("verdict") not in {None, "", "Passed"}:
         raise SystemExit(Exit.NO)
 

@@ -49,6 +49,9 @@ FEEDBACK_GRACE_S = 60
 LEAVE_S = 5
 """Load balancers send requests to a pod for some seconds after it was told to go."""
 
+READ_BY_ENGINES = frozenset(("model", "storage", "phases", "weights", "observability"))
+"""Parts of a run's spec that its engines read, roles.inference apart."""
+
 
 class _Builder(NamedTuple):
     """One pass over the parts of one route."""
@@ -278,17 +281,19 @@ class _Builder(NamedTuple):
 def served_run(route: PolicyRoute, run: RLRun, engines: EngineRole) -> ResolvedRun:
     """The run as engines of a route read it: with their settings in place of its own.
 
+    Nothing else of it is kept: suspending the run must not restart engines that serve users.
+
     Raises:
         ValidationError: the run cannot have such engines.
     """
     spec, about = resolved_spec(run), run.metadata
+    kept = {name: value for name, value in spec.to_json().items() if name in READ_BY_ENGINES}
     roles = spec.roles.to_json() | {"inference": engines.to_json()}
     return ResolvedRun(
         name=route.spec.model or route.metadata.name,
         namespace=about.namespace,
         uid=about.uid,
-        generation=about.generation,
-        spec=RLRunSpec.parse_known_fields(spec.to_json() | {"roles": roles}),
+        spec=RLRunSpec.parse_known_fields(kept | {"roles": roles}),
     )
 
 

@@ -226,6 +226,7 @@ def _job(evaluation: EvalRun, inputs: EvaluationInputs, platform: Platform) -> M
     rewards = names.address(names.child(name, names.REWARDS), PORTS[names.REWARDS]["grpc"])
     pod = RolePod(
         role=role,
+        # Of this operator's release, whatever the run's: it reads what the operator writes.
         image=run.spec.roles.trainer.image or platform.images[names.TRAINER],
         command=COMMAND,
         ports={},

@@ -62,7 +62,9 @@ def decide(
     if isinstance(inputs, ConditionFact):
         if job is None:
             waiting = statuses.waiting_status(evaluation, inputs, now)
-            return Decision(status=waiting, requeue_after_s=POLL_S)
+            # Engines without a Job have no deadline that ends them.
+            actions = tuple(_release(observed))
+            return Decision(status=waiting, actions=actions, requeue_after_s=POLL_S)
         # What has begun goes on with what it has.
         return Decision(status=_running_status(evaluation, observed, now), requeue_after_s=POLL_S)
     actions = tuple(_missing_children(evaluation, inputs, observed, platform))

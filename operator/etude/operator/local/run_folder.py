@@ -97,6 +97,20 @@ def load_evaluated_run(folder: Path) -> Manifest:
     return run if is_true(run, "Complete") else {**run, "spec": {**run["spec"], "suspend": True}}
 
 
+def refuse_changed_evaluation(folder: Path, evaluation: Manifest) -> None:
+    """Refuse an evaluation whose name another one of the folder has: its result is of that spec.
+
+    Raises:
+        UserError: the folder holds an evaluation of this name with another spec.
+    """
+    known = next((m for m in load_objects(folder) if ref(m) == ref(evaluation)), None)
+    if known is not None and known["spec"] != evaluation["spec"]:
+        name = evaluation["metadata"]["name"]
+        what = f"the folder has an evaluation {name} with another spec"
+        fix = "give this one another metadata.name"
+        raise UserError(Problem("Conflict", what, str(folder), fix))
+
+
 def save_objects(folder: Path, objects: Sequence[Manifest]) -> None:
     """Save the objects that outlive the runtime, atomically."""
     kept = [manifest for manifest in objects if manifest["kind"] in KINDS_BY_NAME]

@@ -247,6 +247,7 @@ def _evaluate(folder: Path, evaluation: Manifest, others: Sequence[Manifest]) ->
     """Evaluate a checkpoint of the folder's run, which does not go on meanwhile."""
     run = run_folder.load_evaluated_run(folder)
     subject = localize.localize_evaluation(evaluation, run, folder)
+    run_folder.refuse_changed_evaluation(folder, subject)
     return asyncio.run(LocalRuntime(folder, subject, run, others, _base_env()).serve())
 
 

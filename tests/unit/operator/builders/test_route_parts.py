@@ -9,6 +9,7 @@ import kubernetes_validate
 import pytest
 
 from etude.common.api.kinds import PolicyRoute, RLRun
+from etude.common.api.run.checkpointing import Checkpointing
 from etude.common.role_inputs import read_run
 from etude.feedback.release.rules import ReleasePolicy, ReleaseRules, read_rules
 from etude.feedback.settings import Settings as FeedbackSettings
@@ -102,6 +103,18 @@ def test_pods_are_replaced_when_the_file_that_they_read_changes(
     channels = {"stable": {"replicas": 2, "cpu": "4", "maxConcurrent": 7}, "canary": {}}
     after = templates(route_body(channels=channels))
     assert [name for name in before if before[name] != after[name]] == ["stable"]
+
+
+def test_a_run_that_is_suspended_restarts_no_pod_of_its_route(
+    route_body: Any, run: RLRun, platform: Platform
+) -> None:
+    before = children(route_body(), run, platform)
+    spec = run.spec.model_copy(
+        update={"suspend": True, "checkpointing": Checkpointing(keep_last=9)}
+    )
+    metadata = run.metadata.model_copy(update={"generation": 7})
+    changed = run.model_copy(update={"spec": spec, "metadata": metadata})
+    assert children(route_body(), changed, platform) == before
 
 
 def test_gateways_read_the_models_folder_and_every_engine_of_the_channels(

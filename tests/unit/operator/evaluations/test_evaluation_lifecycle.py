@@ -86,6 +86,17 @@ async def test_a_finished_evaluation_releases_its_engines_and_stays_finished(
     assert evaluations.get().status.phase == "Complete"
 
 
+async def test_an_evaluation_without_a_job_holds_no_engines_while_it_waits(
+    evaluations: Any, lab: Any
+) -> None:
+    await evaluations.add()
+    lab.cluster.purge(JOB)
+    lab.cluster.purge(Ref("EnvPool", "lab", "shared"))
+    await lab.advance(POLL_S)
+    assert evaluations.get().status.phase == "Pending"
+    assert "StatefulSet" not in kinds(evaluations)
+
+
 async def test_a_job_whose_pod_is_gone_is_run_again_for_its_result(
     evaluations: Any, lab: Any
 ) -> None:

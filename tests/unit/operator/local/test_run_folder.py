@@ -35,6 +35,17 @@ def test_where_a_run_was_put_back_to_is_known_to_whoever_starts_it_again(
     assert run_folder.run_outcome(found) is None
 
 
+def test_another_evaluation_of_a_name_is_refused_as_its_result_would_be_the_first_ones(
+    tmp_path: Path,
+) -> None:
+    metadata = {"name": "held-out", "namespace": "default"}
+    first: Manifest = {"kind": "EvalRun", "metadata": metadata, "spec": {"samples": 2}}
+    run_folder.save_objects(tmp_path, [first])
+    run_folder.refuse_changed_evaluation(tmp_path, first)
+    with pytest.raises(UserError, match="another spec"):
+        run_folder.refuse_changed_evaluation(tmp_path, {**first, "spec": {"samples": 4}})
+
+
 def test_a_run_does_not_go_on_while_its_checkpoint_is_evaluated(tmp_path: Path) -> None:
     run_folder.save_objects(tmp_path, [run("Failed")])
     assert run_folder.load_evaluated_run(tmp_path)["spec"]["suspend"] is True
