@@ -33,6 +33,8 @@ async def serve(route: Route, settings: Settings) -> None:
         keep_alive_s=KEEP_ALIVE_S,
         drain_s=DRAIN_S,
     )
+    if parts.canary is not None:
+        await parts.canary.start()
     # Other processes of the gateway share the port.
     with open_listener(settings.host, settings.port, backlog=_BACKLOG, is_shared=True) as listener:
         server = HttpServer(config)

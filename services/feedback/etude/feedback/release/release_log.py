@@ -19,7 +19,7 @@ from etude.common.release.channels import (
 )
 from etude.feedback import metrics
 from etude.feedback.release.decide import adopt_stable, decide
-from etude.feedback.release.decision import DecisionCase, ReleaseDecision
+from etude.feedback.release.decision import DecisionCase, ReleaseAction, ReleaseDecision
 from etude.feedback.release.evidence import Evidence, Request
 from etude.feedback.release.records import (
     MAX_REQUESTS,
@@ -65,6 +65,8 @@ class ReleaseLog:
             FencedError: another service decides for this route.
             StoreError: the store did not answer.
         """
+        for action in ReleaseAction:  # a counter that begins at 1 shows no increase
+            metrics.DECISIONS.labels(action.value)
         newest = newest_release(store)
         state = newest.state if newest else ReleaseState()
         opened = cls(store, rules, state, newest, {}, newest.channels if newest else ())
