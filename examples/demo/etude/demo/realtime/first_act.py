@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import httpx2
 
@@ -18,6 +19,8 @@ from etude.feedback.simulate.population import Visit
 
 FEWEST_WINDOWS = 3
 _PAGE = 1_000
+_ACCOUNT_S = 60.0
+"""In which the service must have read every served turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +100,10 @@ def describe_round(visits: Sequence[Visit]) -> str:
 
 
 async def _measure(stage: Stage, progress: _Progress) -> FirstAct:
-    first, last = progress.rounds[0], progress.rounds[-1]
+    last = progress.rounds[-1]
+    # Users who left complained more: without them in the first round only the policy differs.
+    stayed = {visit.user for visit in last}
+    first = [visit for visit in progress.rounds[0] if visit.user in stayed]
     seed = stage.settings.seed
     persistence = figures.compare_rounds(first, last, figures.kept_lines, seed=seed)
     complained = figures.compare_rounds(first, last, figures.complaints, seed=seed)
@@ -113,7 +119,7 @@ async def _measure(stage: Stage, progress: _Progress) -> FirstAct:
         PromiseCheck("P1", f"{num_failed} of {num_requests} requests failed", not num_failed),
         PromiseCheck("P1", f"{num_retried} requests retried", not num_retried),
         PromiseCheck("P2", f"{num_lost} events lost, {num_twice} twice", not num_lost + num_twice),
-        *await asyncio.to_thread(_check_windows, stage),
+        *await _check_windows(stage),
         PromiseCheck("-", f"{num_windows} windows trained", num_windows >= FEWEST_WINDOWS),
         PromiseCheck("-", f"persistence {persistence.describe()}", persistence.low > 0),
         PromiseCheck("-", f"complaints {complained.describe()}", complained.high < 0),
@@ -150,22 +156,59 @@ async def _export_ids(stage: Stage) -> list[str]:
     return ids
 
 
-def _check_windows(stage: Stage) -> list[PromiseCheck]:
+class _Account(NamedTuple):
+    """Served rollouts, by what became of them."""
+
+    served: int
+    listed: int
+    """In windows, trained or excluded."""
+    waiting: int
+    """By the feedback service's own count."""
+    unknown: int
+    """In a window, and never served."""
+    twice: int
+    without_consent: int
+    """Recorded turns of users who did not agree."""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.served == self.listed + self.waiting
+
+
+async def _check_windows(stage: Stage) -> list[PromiseCheck]:
     """Check that every served rollout is accounted for once, and consent."""
+    ends_s = time.monotonic() + _ACCOUNT_S
+    account = await asyncio.to_thread(_count_rollouts, stage)
+    # The service reads the newest turns within seconds, and may close a window meanwhile.
+    while not account.is_complete and time.monotonic() < ends_s:
+        await asyncio.sleep(1)
+        account = await asyncio.to_thread(_count_rollouts, stage)
+    what = f"{account.served} rollouts served = {account.listed} in windows + {account.waiting}"
+    is_sound = account.is_complete and not account.unknown and not account.twice
+    kept = account.without_consent
+    return [
+        PromiseCheck(
+            "P2", f"{what} waiting; {account.unknown} unknown, {account.twice} twice", is_sound
+        ),
+        PromiseCheck("P5", f"{kept} turns without consent kept", not kept),
+    ]
+
+
+def _count_rollouts(stage: Stage) -> _Account:
     store = stage.run.store
     turns = [*read_turns(store)]
     served = {turn.rollout_id for turn in turns}
-    without_consent = sum(turn.user in stage.refusing or not turn.consent for turn in turns)
-    manifests = [windows.read_window(store, number) for number in windows.list_windows(store)]
+    waiting = stage.processes.count_waiting()
     listed: Counter[str] = Counter()
-    for manifest in manifests:
+    for number in windows.list_windows(store):
+        manifest = windows.read_window(store, number)
         listed.update(each.rollout for each in manifest.rollouts)
         listed.update(each.rollout for each in manifest.exclusions)
-    unknown, twice = listed.keys() - served, sum(n > 1 for n in listed.values())
-    waiting = len(served - listed.keys())
-    is_sound = not unknown and not twice
-    what = f"{len(served)} rollouts served = {len(listed)} in windows + {waiting} waiting"
-    return [
-        PromiseCheck("P2", f"{what}; {len(unknown)} unknown, {twice} twice", is_sound),
-        PromiseCheck("P5", f"{without_consent} turns without consent kept", not without_consent),
-    ]
+    return _Account(
+        served=len(served),
+        listed=len(listed),
+        waiting=waiting,
+        unknown=len(listed.keys() - served),
+        twice=sum(count > 1 for count in listed.values()),
+        without_consent=sum(t.user in stage.refusing or not t.consent for t in turns),
+    )

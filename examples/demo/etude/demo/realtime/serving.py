@@ -26,6 +26,7 @@ START_S = 300.0
 STOP_S = 60.0
 _LOOK_S = 0.1
 _REQUESTS = "etude_gateway_requests_total"
+_WAITING = "etude_feedback_waiting_rollouts"
 _LIMIT = 10_000_000
 """Requests and events a minute of one key: users of a simulation work at once."""
 
@@ -156,11 +157,18 @@ class RouteProcesses:
 
     def count_requests(self) -> int:
         """Requests that the gateway has answered or refused since its start."""
-        address = f"http://{LOOPBACK}:{self._ports.port('gateway', 1)}/metrics"
+        return self._sum_metric("gateway", _REQUESTS)
+
+    def count_waiting(self) -> int:
+        """Served rollouts that the feedback service keeps for a later window."""
+        return self._sum_metric("feedback", _WAITING)
+
+    def _sum_metric(self, process: str, name: str) -> int:
+        address = f"http://{LOOPBACK}:{self._ports.port(process, 1)}/metrics"
         with urllib.request.urlopen(address, timeout=5) as answer:
             lines = answer.read().decode().splitlines()
-        counts = [line.split()[-1] for line in lines if line.startswith(f"{_REQUESTS}{{")]
-        return round(sum(map(float, counts)))
+        values = [line.split()[-1] for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+        return round(sum(map(float, values)))
 
     async def stop(self) -> None:
         """Stop all, as Kubernetes does; what they queued is durable then."""
