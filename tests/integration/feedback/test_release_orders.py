@@ -17,11 +17,11 @@ from etude.common.tls.credentials import Credentials
 from etude.common.tls.identity import Identity
 from etude.common.tls.targets import named_target
 from etude.common.tls.transport import TransportSecurity
+from etude.feedback.clock import LedgerClock
 from etude.feedback.release.release_log import ReleaseLog
 from etude.feedback.release.rules import ReleaseRules
 from etude.feedback.release.server import SERVICE
 from etude.feedback.release.service import ReleaseService
-from etude.feedback.release.task import LedgerClock
 from etude.operator.remotes.clients import GrpcRemoteClient
 from etude.operator.remotes.release_order import ReleaseOrder
 from etude.operator.routes.releases import release_figures

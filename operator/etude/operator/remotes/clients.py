@@ -30,10 +30,11 @@ _REJECTED = frozenset(
         grpc.StatusCode.INVALID_ARGUMENT,
         grpc.StatusCode.ALREADY_EXISTS,
         grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.PERMISSION_DENIED,
     }
 )
 """Codes of a request that would be rejected again. A service that another one replaces, or whose
-certificates are renewed, answers otherwise later."""
+keys are renewed, answers otherwise later."""
 
 STREAM_LIMIT_S = 600.0
 """A stream is reopened after this, so that none stays half-open."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
 from typing import NoReturn, TypeVar
 
-from etude.common.errors import StoreError, UserError
+from etude.common.errors import EtudeError, UserError
 
 EXIT_TRY_AGAIN = 75
 """EX_TEMPFAIL of sysexits.h: the store did not answer, and nothing else is wrong."""
@@ -49,7 +49,7 @@ def run_service(program: str, service: Coroutine[None, None, None]) -> None:
         asyncio.run(service)
     except UserError as error:
         exit_with(program, str(error), EXIT_CONFIGURATION)
-    except (OSError, StoreError) as error:
+    except (OSError, EtudeError) as error:
         exit_with(program, str(error), 1)
 
 

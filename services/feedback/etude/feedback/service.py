@@ -15,6 +15,7 @@ from etude.common.errors import EtudeError, FencedError
 from etude.common.http_server import HttpServer, http_config, open_listener, require_tls
 from etude.common.probes import Probes
 from etude.common.stores import open_run_store
+from etude.feedback.clock import LedgerClock
 from etude.feedback.ingest.app import build_application
 from etude.feedback.ingest.intake import EventIntake
 from etude.feedback.ledger.ledger import FeedbackLedger, open_ledger
@@ -39,11 +40,13 @@ async def serve(settings: Settings) -> None:
         ledger = await asyncio.to_thread(_open, settings, secret)
         app = build_application(keys, EventIntake(ledger))
         server = HttpServer(http_config(app, tls_folder=settings.tls_folder))
-        builder = WindowBuilder(ledger, settings.windows, is_stopping=stop.is_set)
-        tasks = [build_windows(builder, stop)]
+        builder = WindowBuilder(
+            ledger, settings.windows, clock_ms=LedgerClock(0).now_ms, is_stopping=stop.is_set
+        )
+        tasks = [_end_if_fenced(build_windows(builder, stop))]
         if settings.release is not None:
             releases = await ReleaseServer.start(settings.release, ledger, keys)
-            tasks.append(_release(releases, stop))
+            tasks.append(_end_if_fenced(releases.run(stop)))
         await _serve_until(stop, ledger, tasks, (server, listener), probes)
         await probes.stop()
 
@@ -79,10 +82,10 @@ async def _write(ledger: FeedbackLedger) -> None:
         _end_process(error)
 
 
-async def _release(releases: ReleaseServer, stop: asyncio.Event) -> None:
-    """Decide about releases; end the process if another service does."""
+async def _end_if_fenced(task: Coroutine[None, None, None]) -> None:
+    """Run a task; end the process if another service does the same work."""
     try:
-        await releases.run(stop)
+        await task
     except FencedError as error:
         _end_process(error)
 

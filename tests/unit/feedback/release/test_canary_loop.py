@@ -10,12 +10,13 @@ from tests.support.feedback.releases import RULES, version
 
 from etude.common.errors import FencedError, InvalidFieldError
 from etude.common.feedback.windows import WindowManifest, create_window, window_key
+from etude.feedback.clock import LedgerClock
 from etude.feedback.ingest.intake import EventIntake
 from etude.feedback.release import messages
 from etude.feedback.release.evidence import PromoteRequest, UnfreezeRequest
 from etude.feedback.release.release_log import ReleaseLog
 from etude.feedback.release.rollouts import CanaryRollouts
-from etude.feedback.release.task import CanaryLoop, LedgerClock
+from etude.feedback.release.task import CanaryLoop
 from etude.v1 import release_pb2, weights_pb2
 
 FIRST = PromoteRequest(caller="alice", version=version(40), without_gate=True)

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 from blake3 import blake3
 from tests.support.feedback import events as examples
 from tests.support.feedback.lives import NOW_MS, SECRET, SERVER, Stores, living
@@ -11,10 +12,12 @@ from tests.support.feedback.turns import serve_version, turn, write_turns
 from typing_extensions import override
 
 from etude.common.blobs import MemoryStore
+from etude.common.errors import FencedError
 from etude.common.feedback import windows
 from etude.common.turn_log import identify_rollout
 from etude.common.weights import VersionId
 from etude.feedback.ingest.intake import EventIntake
+from etude.feedback.ledger.ledger import open_ledger
 from etude.feedback.windows.builder import WindowBuilder
 from etude.feedback.windows.settings import WindowRules
 
@@ -118,6 +121,39 @@ async def test_users_who_do_not_agree_now_are_left_out_with_the_reason() -> None
         "revoked": "NoConsent",
         "unknown": "NoConsent",
     }
+
+
+async def test_more_exclusions_than_a_window_lists_are_left_to_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(windows, "MAX_ROLLOUTS", 3)
+    stores = Stores()
+    serve_version(stores.ledger)
+    unknown = [f"unknown-{number}" for number in range(5)]
+    async with living(stores) as intake:
+        for user in USERS:
+            await send(intake, "shown", user)
+        write_turns(stores.ledger, [turn(user, started_ms=NOW_MS) for user in (*USERS, *unknown)])
+        builder = build(intake)
+        await run(builder)
+    assert len(windows.read_window(stores.ledger, 1).exclusions) == 3
+    assert len(builder.waiting.histories) == 2
+
+
+async def test_a_builder_whose_ledger_another_service_writes_ends_before_it_stores_anything() -> (
+    None
+):
+    stores = Stores()
+    serve_version(stores.ledger)
+    async with living(stores) as intake:
+        for user in USERS:
+            await send(intake, "shown", user)
+        write_turns(stores.ledger, [turn(user, started_ms=NOW_MS) for user in USERS])
+        open_ledger(stores.ledger, stores.keys, SECRET, uid="test", holder="other")
+        with pytest.raises(FencedError, match="another feedback service"):
+            await run(build(intake))
+    assert not [*stores.ledger.list(windows.ROLLOUTS)]
+    assert not [*windows.list_windows(stores.ledger)]
 
 
 async def test_rollouts_that_cannot_be_trained_are_masked_with_the_reason() -> None:

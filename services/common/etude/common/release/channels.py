@@ -155,7 +155,7 @@ def _last_two(
     versions: set[VersionId] = set()
     for number in numbers:
         try:
-            served = _read(store, channel, number).served
+            served = read_record(store, channel, number).served
         except (CorruptError, MissingError):
             continue
         if served is not None and served.run_uid == run_uid:
@@ -163,11 +163,6 @@ def _last_two(
         if len(versions) == 2:
             break
     return frozenset(versions)
-
-
-def _read(store: Store, channel: str, number: int) -> ChannelRecord:
-    key = channel_key(channel, number)
-    return _parse(channel, number, records.fetch(store, key), where=f"{store.url}/{key}")
 
 
 def _parse(channel: str, number: int, data: bytes, *, where: str) -> ChannelRecord:

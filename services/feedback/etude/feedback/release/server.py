@@ -6,12 +6,13 @@ from typing import Self
 
 from etude.common.api_keys import ApiKeyFile
 from etude.common.rpc.server import Server
+from etude.feedback.clock import LedgerClock
 from etude.feedback.ledger.ledger import FeedbackLedger
 from etude.feedback.release.release_log import ReleaseLog
 from etude.feedback.release.rollouts import CanaryRollouts
 from etude.feedback.release.rules import ReleaseSettings, read_rules
 from etude.feedback.release.service import ReleaseService
-from etude.feedback.release.task import CanaryLoop, LedgerClock, watch_canary
+from etude.feedback.release.task import CanaryLoop, watch_canary
 from etude.v1 import release_pb2_grpc
 
 SERVICE = "etude.v1.ReleaseService"

@@ -11,6 +11,7 @@ from typing_extensions import override
 from etude.common.api_keys import ApiKeyFile, KeyScope, require_scope
 from etude.common.errors import InvalidFieldError
 from etude.common.tls.policy import caller_of
+from etude.feedback.clock import LedgerClock
 from etude.feedback.release import messages
 from etude.feedback.release.evidence import (
     FreezeRequest,
@@ -22,7 +23,6 @@ from etude.feedback.release.evidence import (
 )
 from etude.feedback.release.records import RequestId
 from etude.feedback.release.release_log import ReleaseLog
-from etude.feedback.release.task import LedgerClock
 from etude.v1 import release_pb2, release_pb2_grpc
 
 NUM_DECISIONS = 10

@@ -3,36 +3,17 @@
 import asyncio
 import contextlib
 import logging
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from etude.common.blobs import Store
 from etude.common.errors import CorruptError, EtudeError, FencedError
 from etude.common.feedback import windows
+from etude.feedback.clock import LedgerClock
 from etude.feedback.release.evidence import CanaryLook, MonitorFindings
 from etude.feedback.release.release_log import ReleaseLog
 from etude.feedback.release.rollouts import CanaryRollouts
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class LedgerClock:
-    """Time of decisions: the server's at the start, then by a clock that cannot be set.
-
-    It never begins before a time that was recorded.
-    """
-
-    recorded_ms: int
-    _start_ms: int = field(init=False)
-    _started_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._start_ms = max(self.recorded_ms, time.time_ns() // 1_000_000)
-        self._started_s = time.monotonic()
-
-    def now_ms(self) -> int:
-        return self._start_ms + int(1_000 * (time.monotonic() - self._started_s))
 
 
 @dataclass(slots=True)

@@ -7,12 +7,14 @@ rollout objects that are stored already are taken as they are. Of two builders o
 manifest, and the other one takes it over.
 """
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from etude.common.blobs import Store
+from etude.common.errors import FencedError
 from etude.common.feedback import windows
 from etude.common.feedback.windows import WindowManifest
 from etude.feedback import metrics
@@ -70,6 +72,7 @@ class WindowBuilder:
 
         Raises:
             CorruptError: a record of a channel, of a window or of the ledger is damaged.
+            FencedError: another service writes the ledger.
             StoreError: a store did not answer; the next pass goes on.
         """
         self._versions.refresh()
@@ -118,16 +121,19 @@ class WindowBuilder:
         """Close a window; false if it has too few rollouts in the end, or another builder did.
 
         Raises:
+            FencedError: another service writes the ledger.
             StoreError: a store did not answer.
         """
+        self._check_alone()
         masks = dict(selection.masks)
         stored = self._write_objects(selection, masks)
         self._read_ledger()
         agreed = self._ask_consent(stored, masks)
         is_large_enough = len(agreed) >= self.rules.min_rollouts
         has_users = len({each.history.user for each in agreed}) >= FEWEST_USERS
-        if not (is_large_enough and has_users) or self.ledger.log.is_fenced():
+        if not (is_large_enough and has_users):
             return False
+        self._check_alone()
         self._delete_refused(masks)
         draft = WindowDraft(
             number=self.last_window + 1,
@@ -137,7 +143,8 @@ class WindowBuilder:
             closed_ms=self.clock_ms(),
             last_sequence=self._ledger_feed.position,
             rollouts=agreed,
-            exclusions=masks,
+            # The rest is excluded by the next window.
+            exclusions=dict(itertools.islice(masks.items(), windows.MAX_ROLLOUTS)),
         )
         manifest = draft.finish(self.rules, self._monitors)
         created = windows.create_window(self.store, manifest)
@@ -154,6 +161,16 @@ class WindowBuilder:
             "window %d of version %s has %d rollouts", created.number, created.policy, len(agreed)
         )
         return True
+
+    def _check_alone(self) -> None:
+        """Check that no other service writes the ledger: this one would not see its erasures.
+
+        Raises:
+            FencedError: one does.
+            StoreError: the store did not answer.
+        """
+        if self.ledger.log.is_fenced():
+            raise FencedError("another feedback service writes this ledger")
 
     def _write_objects(
         self, selection: WindowSelection, masks: dict[str, str]

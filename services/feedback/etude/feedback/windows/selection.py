@@ -4,7 +4,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence, Set
 from typing import NamedTuple
 
-from etude.common.feedback.windows import MAX_ROLLOUTS
 from etude.common.weights import VersionId
 from etude.feedback.ledger.user_keys import UserId
 from etude.feedback.signals.history import RolloutHistory
@@ -73,13 +72,7 @@ def select_window(
         return None
     chosen = _take_in_turn(groups[due[0]], rules.num_rollouts)
     opened_ms = min(each.settled_ms for each in chosen)
-    names = list(masks)[:MAX_ROLLOUTS]
-    return WindowSelection(
-        due[0],
-        opened_ms,
-        [each.history for each in chosen],
-        {name: masks[name] for name in names},
-    )
+    return WindowSelection(due[0], opened_ms, [each.history for each in chosen], masks)
 
 
 def _find_settled(

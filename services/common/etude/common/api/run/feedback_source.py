@@ -25,7 +25,7 @@ class FeedbackSource(Model):
 
     uri: Uri
     """Store of a feedback service, with windows/ and rollouts/; reached as spec.storage says."""
-    min_rollouts: Annotated[int, Field(ge=2, le=20_000)] = 64
+    min_rollouts: Annotated[int, Field(ge=2, le=10_000)] = 64
     """A window with fewer usable rollouts is dropped: its gradient would be noise."""
     max_age_seconds: Annotated[int, Field(ge=60, le=31_536_000)] = 86_400
     """A window that was closed longer ago is dropped when its turn comes."""
