@@ -83,6 +83,12 @@ async def test_a_second_request_of_a_connection_has_the_same_limit(
         assert await reader.read() == b""
 
 
+async def test_a_request_without_a_version_is_refused() -> None:
+    async with connection() as (reader, writer):
+        writer.write(b"GET /\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+
+
 async def test_headers_that_are_too_large_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "MAX_HEAD_BYTES", 1_000)
     async with connection() as (reader, writer):

@@ -25,6 +25,8 @@ from etude.common.tls.transport import PLAINTEXT, VARIABLE, process_security
 HEAD_S = 10.0
 """From a connection's start, or from the first byte of a request, to the end of its headers."""
 MAX_HEAD_BYTES = 64 << 10
+_VERSIONS = frozenset(("1.0", "1.1"))
+"""The parser takes a request of version 0.9, a line without headers, too."""
 BODY_S = 60.0
 """For the whole of a body: 8 MiB at 140 KiB a second."""
 SEND_S = 60.0
@@ -65,6 +67,8 @@ class HeadLimitProtocol(HttpToolsProtocol):
 
     @override
     def on_headers_complete(self) -> None:
+        if self.parser.get_http_version() not in _VERSIONS:
+            raise ValueError("no version of HTTP that has headers")  # the parser's caller says 400
         self._head_bytes = None
         self._stop_timer()
         super().on_headers_complete()
