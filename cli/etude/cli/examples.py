@@ -35,6 +35,11 @@ EXAMPLES = {
         "etude tasks generate small --train 32",
         "etude tasks generate suite --suite sessions --held-out 64",
     ),
+    "from-sessions": (
+        "etude tasks from-sessions --review r.yaml --tenant acme --terms 2026-11",
+        "etude tasks from-sessions --review r.yaml --repo shop.bundle --out tasks",
+    ),
+    "withdrawn": ("etude tasks withdrawn --terms 2026-11",),
     "show": ("etude tasks show runs/inputs/tasks/train/train-0000", "etude tasks show my-task"),
     "init": (
         "etude storage init s3://runs --endpoint http://127.0.0.1:9000",

@@ -10,8 +10,9 @@ import typer
 
 from etude.cli import runs
 from etude.cli.examples import epilog
-from etude.cli.verbs.options import RunFolder
+from etude.cli.verbs.options import Endpoint, Region, RunFolder
 from etude.cli.verbs.weights import find_source_model
+from etude.common.errors import Problem, UserError
 
 app = typer.Typer(no_args_is_help=True, help="Make, look at and verify tasks.")
 
@@ -95,6 +96,91 @@ def lint(
         *(str(folder), "--limit", str(limit), "--driver", driver, "--image", image),
         *(("--json",) if as_json else ()),
     )
+
+
+_STORE = typer.Option(envvar="ETUDE_FEEDBACK_STORE", help="Folder or bucket of the ledger.")
+_KEY_STORE = typer.Option(envvar="ETUDE_FEEDBACK_KEY_STORE", help="Of the users' keys.")
+_SECRET = typer.Option(envvar="ETUDE_FEEDBACK_SECRET_FILE", help="File of the ledger's secret.")
+_LEDGER = typer.Option(envvar="ETUDE_FEEDBACK_LEDGER", help="Name of the ledger.")
+_TERMS = typer.Option(help="Version of the terms that allows tasks of sessions; repeatable.")
+_SESSIONS = "etude.feedback.commands.sessions"
+
+
+def _access(
+    store: str, key_store: str, secret: Path, ledger: str, remote: tuple[str | None, str | None]
+) -> tuple[str, ...]:
+    words = ("--store", store, "--key-store", key_store, "--secret", str(secret))
+    given = zip(("--endpoint", "--region"), remote, strict=True)
+    more = (word for name, value in given if value for word in (name, value))
+    return (*words, "--ledger", ledger, *more)
+
+
+@app.command(epilog=epilog("from-sessions"))
+def from_sessions(  # noqa: PLR0913 - one for each option
+    review: Annotated[Path, typer.Option(help="Review: made, or read if --repo is given.")],
+    *,
+    store: Annotated[str, _STORE],
+    key_store: Annotated[str, _KEY_STORE],
+    secret: Annotated[Path, _SECRET],
+    ledger: Annotated[str, _LEDGER] = "feedback",
+    tenant: Annotated[str, typer.Option(help="To list: tenant of the sessions.")] = "",
+    terms: Annotated[list[str], _TERMS] = [],  # noqa: B006 - Typer copies it
+    model: Annotated[
+        Path | None, typer.Option(help="To list: model folder, by which requests are read.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="To list: candidates with their texts.")] = 200,
+    repo: Annotated[Path | None, typer.Option(help="To write: repository, or a bundle.")] = None,
+    out: Annotated[Path | None, typer.Option(help="To write: folder of the new tasks.")] = None,
+    commit: Annotated[
+        str, typer.Option(help="To write: state of the repository, for sessions that name none.")
+    ] = "",
+    test_command: Annotated[str, typer.Option(help="To write: as for SWE-bench.")] = "",
+    driver: Annotated[str, typer.Option(help="process, or qemu-microvm.")] = "process",
+    image: Annotated[str, typer.Option(help="What a microVM boots.")] = "",
+    endpoint: Endpoint = None,
+    region: Region = None,
+) -> None:
+    """Turn sessions of users who allow it into tasks: list, let a person review, write.
+
+    Without --repo, candidates are listed in a new review with the reasons that speak against them.
+    With it, those that a person marked as accepted are written, if a sandbox proves them.
+    """
+    access = _access(store, key_store, secret, ledger, (endpoint, region))
+    if repo is None:
+        options = [word for each in terms for word in ("--terms", each)]
+        options += ["--model", str(model)] if model else []
+        words = ("--tenant", tenant, "--limit", str(limit), *options)
+        _run(_SESSIONS, "list", "--review", str(review), *words, *access)
+        return
+    if out is None:
+        raise UserError(Problem("Usage", "is missing", "--out", "name the folder of the new tasks"))
+    accept = [sys.executable, "-m", _SESSIONS, "accept", "--review", str(review), *access]
+    rows = subprocess.run(accept, stdout=subprocess.PIPE, check=False)
+    if rows.returncode > 1:
+        raise SystemExit(rows.returncode)
+    words = ("--repo", str(repo), "--out", str(out), "--commit", commit, "--driver", driver)
+    more = ("--image", image, "--test-command", test_command)
+    module = "etude.envserver.tasks.formats.session_command"
+    write = [sys.executable, "-m", module, *words, *more]
+    done = subprocess.run(write, input=rows.stdout, check=False)
+    raise SystemExit(done.returncode or rows.returncode)
+
+
+@app.command(epilog=epilog("withdrawn"))
+def withdrawn(  # noqa: PLR0913 - one for each option
+    *,
+    store: Annotated[str, _STORE],
+    key_store: Annotated[str, _KEY_STORE],
+    secret: Annotated[Path, _SECRET],
+    terms: Annotated[list[str], _TERMS],
+    ledger: Annotated[str, _LEDGER] = "feedback",
+    endpoint: Endpoint = None,
+    region: Region = None,
+) -> None:
+    """List tasks of sessions whose users were erased, or do not allow them any more."""
+    options = [word for each in terms for word in ("--terms", each)]
+    access = _access(store, key_store, secret, ledger, (endpoint, region))
+    _run(_SESSIONS, "withdrawn", *options, *access)
 
 
 imports = typer.Typer(no_args_is_help=True, help="Turn published tasks into task folders.")

@@ -178,7 +178,7 @@ async def test_a_user_takes_the_consent_back_and_is_erased(
     other = {**decision, "user": "u-2"}
     assert (await service.post("/v1/revocations", other, key="user")).status_code == 403
     erased = await service.post("/v1/erasures", {"user": "u-1"}, key="user")
-    assert erased.json() == {"user": "u-1", "numEvents": 1}
+    assert erased.json() == {"user": "u-1", "numEvents": 1, "tasks": []}
     digest = SECRET.user_id("acme", "u-1").digest
     assert not any(digest in key for key in stores.keys.objects)
 

@@ -128,12 +128,13 @@ def chosen_folders(folder: Path, limit: int) -> list[Path]:
     return folders[: limit or None]
 
 
-def make_parser(program: str) -> argparse.ArgumentParser:
-    """Make the parser of a program that runs tasks."""
+def make_parser(program: str, *, takes_tasks: bool = True) -> argparse.ArgumentParser:
+    """Make the parser of a program that runs tasks; without those that it makes itself."""
     parser = argparse.ArgumentParser(prog=f"python -m {program}")
-    parser.add_argument("folder", type=Path, help="a task folder, or a folder of them")
-    parser.add_argument("--limit", type=int, default=0, help="at most this many; 0 means all")
-    parser.add_argument("--json", action="store_true", help="one JSON object per task")
+    if takes_tasks:
+        parser.add_argument("folder", type=Path, help="a task folder, or a folder of them")
+        parser.add_argument("--limit", type=int, default=0, help="at most this many; 0 means all")
+        parser.add_argument("--json", action="store_true", help="one JSON object per task")
     parser.add_argument("--driver", choices=sorted(_NAMES), default="process")
     parser.add_argument("--image", default="", help="booted for tasks that name none")
     return parser

@@ -46,6 +46,7 @@ from etude.feedback.ingest.intake import ACKNOWLEDGE_S, EventIntake, check_user
 from etude.feedback.ledger.consent import decide_revocation
 from etude.feedback.ledger.ledger import StoredEvent
 from etude.feedback.ledger.state import UserConsent
+from etude.feedback.sessions.task_records import list_tasks
 
 M = TypeVar("M", bound=WireModel)
 
@@ -159,7 +160,9 @@ class FeedbackRoutes:
         except TimeoutError:
             raise UnavailableError("the object store is away: ask again") from None
         metrics.ERASURES.inc()
-        return JSONResponse({"user": body.user, "numEvents": num_events})
+        tasks = await asyncio.to_thread(lambda: [*list_tasks(ledger.log.store, user)])
+        names = [task.task_id for task in tasks]
+        return JSONResponse({"user": body.user, "numEvents": num_events, "tasks": names})
 
     async def _schema(self, request: Request) -> Response:
         return JSONResponse(json_schema(request.path_params["kind"]))

@@ -246,13 +246,7 @@ class FeedbackLedger:
             CorruptError: the event or the key of its user is damaged.
             StoreError: the store of keys did not answer.
         """
-        user = UserId(event.tenant, event.user_digest)
-        if event.key_generation < self.state.generation(user):
-            return None
-        key = self.keys.find(user, event.key_generation)
-        if key is None:
-            return None
-        return unseal(SealedText(event.nonce, event.ciphertext), key, label=event.event_digest)
+        return unseal_event(event, self.state, self.keys)
 
     def _append(self, body: pb.FeedbackRecord) -> int:
         sequence = self.log.next_sequence
@@ -302,6 +296,22 @@ def open_ledger(
     )
     ledger._append(pb.FeedbackRecord(open=opening))
     return ledger
+
+
+def unseal_event(event: pb.FeedbackEventRecord, state: LedgerState, keys: UserKeys) -> bytes | None:
+    """The redacted event in JSON, None if its user was erased since; blocks.
+
+    Raises:
+        CorruptError: the event or the key of its user is damaged.
+        StoreError: the store of keys did not answer.
+    """
+    user = UserId(event.tenant, event.user_digest)
+    if event.key_generation < state.generation(user):
+        return None
+    key = keys.find(user, event.key_generation)
+    if key is None:
+        return None
+    return unseal(SealedText(event.nonce, event.ciphertext), key, label=event.event_digest)
 
 
 def ledger_source(store: Store, uid: str) -> LogSource:

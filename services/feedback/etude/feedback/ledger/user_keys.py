@@ -76,6 +76,10 @@ class LedgerSecret:
         """Key of the digests that stand for a tenant's secrets."""
         return self._derive("redaction", tenant)
 
+    def task_id(self, tenant: str, rollout: str) -> str:
+        """Name of the task that a session becomes, by which only this ledger finds its user."""
+        return f"session-{self._derive('task', tenant, rollout)[:8].hex()}"
+
     def wrapping_key(self) -> bytes:
         """Key under which the keys of users are stored."""
         return self._derive("wrapping")

@@ -4,7 +4,7 @@ import importlib.resources
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -120,18 +120,12 @@ class SwebenchImporter:
         named = [p for p in changes.written if p.endswith(".py") and not p.endswith("conftest.py")]
         if not named and self.options.test_command == TEST_COMMAND:
             raise ImportRefusedError("test_patch", "writes no Python file", "give --test-command")
-        expected = {
-            "fail_to_pass": row.fail_to_pass,
-            "pass_to_pass": row.pass_to_pass,
-            "deleted": changes.deleted,
-            "command": f"{self.options.test_command} {shlex.join(named)}".strip(),
-        }
-        script = importlib.resources.files(__package__).joinpath("swebench_grader.py").read_bytes()
-        found = {f"tests/files/{path}": file for path, file in changes.written.items()}
-        found["tests/grade.py"] = File(script)
-        found["tests/expected.json"] = File(json.dumps(expected, indent=1).encode() + b"\n")
-        found["tests/test.sh"] = File(b"#!/bin/bash\nexec python3 /tests/grade.py\n")
-        return found
+        return grading_files(
+            changes,
+            fail_to_pass=row.fail_to_pass,
+            pass_to_pass=row.pass_to_pass,
+            command=f"{self.options.test_command} {shlex.join(named)}".strip(),
+        )
 
     def _settings(self, row: SwebenchRow) -> str:
         metadata = {"repo": row.repo, "base_commit": row.base_commit}
@@ -196,10 +190,45 @@ def _find_mirror(repo: str, folder: Path) -> Path:
     raise ImportRefusedError(str(folder), f"holds no mirror of {repo}", fix)
 
 
-def _solution(row: SwebenchRow, gold: PatchChanges) -> dict[str, File]:
-    found = {f"solution/files/{path}": file for path, file in gold.written.items()}
-    deleted = "".join(f"rm -f -- {shlex.quote(path)}\n" for path in gold.deleted)
+def grading_files(
+    changes: PatchChanges,
+    *,
+    fail_to_pass: Sequence[str],
+    pass_to_pass: Sequence[str] = (),
+    command: str,
+) -> dict[str, File]:
+    """The hidden tests of a task, which a command runs and a log in pytest's form answers.
+
+    Args:
+        changes: files of the tests.
+        fail_to_pass: names of tests that have to pass.
+        pass_to_pass: names of tests that have to pass or be skipped.
+        command: runs them in the workspace.
+    """
+    expected = {
+        "fail_to_pass": fail_to_pass,
+        "pass_to_pass": pass_to_pass,
+        "deleted": changes.deleted,
+        "command": command,
+    }
+    script = importlib.resources.files(__package__).joinpath("swebench_grader.py").read_bytes()
+    found = {f"tests/files/{path}": file for path, file in changes.written.items()}
+    found["tests/grade.py"] = File(script)
+    found["tests/expected.json"] = File(json.dumps(expected, indent=1).encode() + b"\n")
+    found["tests/test.sh"] = File(b"#!/bin/bash\nexec python3 /tests/grade.py\n")
+    return found
+
+
+def solution_files(changes: PatchChanges) -> dict[str, File]:
+    """The solution of a task, which writes and deletes files of the workspace."""
+    found = {f"solution/files/{path}": file for path, file in changes.written.items()}
+    deleted = "".join(f"rm -f -- {shlex.quote(path)}\n" for path in changes.deleted)
     found["solution/solve.sh"] = File(_SOLVE.format(deleted=deleted).encode())
+    return found
+
+
+def _solution(row: SwebenchRow, gold: PatchChanges) -> dict[str, File]:
+    found = solution_files(gold)
     found["solution/gold.patch"] = File(row.patch.encode())
     return found
 
