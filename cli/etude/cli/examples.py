@@ -124,6 +124,10 @@ EXAMPLES = {
         "etude experiment simulate --base 0.6 --effect 0.0137 --users 20000",
         "etude experiment simulate --base 0.02 --effect 0.01 --users 4000 --looks 20",
     ),
+    "feedback sql": (
+        "etude feedback sql 'SELECT kind, count(*) FROM events GROUP BY kind' --csv",
+        "etude feedback sql 'DESCRIBE outcomes' --store s3://my-route",
+    ),
     "import harbor": (
         "etude tasks import harbor downloads/my-dataset --out mine",
         "etude tasks import harbor one --out mine --oci IMAGE=LAYOUT@sha256:…",

@@ -16,6 +16,7 @@ from etude.cli.verbs import (
     env,
     evaluate,
     experiment,
+    feedback,
     images,
     lint,
     logs,
@@ -65,6 +66,7 @@ app.add_typer(images.app, name="images")
 app.add_typer(env.app, name="env")
 app.add_typer(experiment.app, name="experiment")
 app.add_typer(release.app, name="release")
+app.add_typer(feedback.app, name="feedback")
 
 
 def main() -> None:

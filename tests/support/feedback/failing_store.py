@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from typing_extensions import override
+from typing_extensions import Buffer, override
 
 from etude.common.blobs import MemoryStore
 
@@ -40,6 +40,14 @@ class KilledStore(MemoryStore):
     """Raises KilledError at one write, and at all that come after it."""
 
     point: KillPoint = field(default_factory=lambda: KillPoint(at=0, takes_effect=False))
+
+    @override
+    def put(self, key: str, data: Buffer) -> None:
+        dies = self.point.reach()
+        if not dies or self.point.takes_effect:
+            super().put(key, data)
+        if dies:
+            raise KilledError
 
     @override
     def create(self, key: str, data: bytes) -> None:

@@ -5,7 +5,7 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import NoReturn
 
 from etude.common import process
@@ -20,10 +20,11 @@ from etude.feedback.ingest.app import build_application
 from etude.feedback.ingest.intake import EventIntake
 from etude.feedback.ledger.ledger import FeedbackLedger, open_ledger
 from etude.feedback.ledger.user_keys import LedgerSecret
+from etude.feedback.passes import repeat_passes
 from etude.feedback.release.server import ReleaseServer
 from etude.feedback.settings import Settings
+from etude.feedback.tables.writer import TableWriter
 from etude.feedback.windows.builder import WindowBuilder
-from etude.feedback.windows.task import build_windows
 
 
 async def serve(settings: Settings) -> None:
@@ -40,15 +41,23 @@ async def serve(settings: Settings) -> None:
         ledger = await asyncio.to_thread(_open, settings, secret)
         app = build_application(keys, EventIntake(ledger))
         server = HttpServer(http_config(app, tls_folder=settings.tls_folder))
-        builder = WindowBuilder(
-            ledger, settings.windows, clock_ms=LedgerClock(0).now_ms, is_stopping=stop.is_set
-        )
-        tasks = [_end_if_fenced(build_windows(builder, stop))]
+        tasks = [_end_if_fenced(each) for each in _passes(settings, ledger, stop)]
         if settings.release is not None:
             releases = await ReleaseServer.start(settings.release, ledger, keys)
             tasks.append(_end_if_fenced(releases.run(stop)))
         await _serve_until(stop, ledger, tasks, (server, listener), probes)
         await probes.stop()
+
+
+def _passes(
+    settings: Settings, ledger: FeedbackLedger, stop: asyncio.Event
+) -> Iterator[Coroutine[None, None, None]]:
+    rules, clock_ms = settings.windows, LedgerClock(0).now_ms
+    builder = WindowBuilder(ledger, rules, clock_ms=clock_ms, is_stopping=stop.is_set)
+    yield repeat_passes(builder.run_pass, stop, wait_s=rules.pass_interval_s, what="windows")
+    if settings.tables_s:
+        writer = TableWriter(ledger, rules, clock_ms=clock_ms, is_stopping=stop.is_set)
+        yield repeat_passes(writer.run_pass, stop, wait_s=settings.tables_s, what="tables")
 
 
 async def _serve_until(

@@ -36,6 +36,8 @@ class Settings:
     tls_folder: Path | None
     """Folder with tls.crt and tls.key; plain HTTP without it."""
     windows: WindowRules
+    tables_s: int
+    """Seconds between two updates of the tables; 0: none are written."""
     release: ReleaseSettings | None
     """Without it nothing is released here."""
 
@@ -69,6 +71,7 @@ class Settings:
             probe_port=parse_port(env, "ETUDE_PROBE_PORT", 8080),
             tls_folder=parse_path(env, "ETUDE_FEEDBACK_TLS"),
             windows=windows,
+            tables_s=parse_count(env, "ETUDE_FEEDBACK_TABLES_S", 300, low=0, high=86_400),
             release=_parse_release(env, windows.horizon_s),
         )
 

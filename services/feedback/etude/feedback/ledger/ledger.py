@@ -15,7 +15,7 @@ from etude.common.durable_log import (
     claim_log_epoch,
     is_log_fenced,
 )
-from etude.common.errors import CorruptError
+from etude.common.errors import CorruptError, FencedError
 from etude.feedback.ledger import records
 from etude.feedback.ledger.records import FIRST_CHAIN, ChainedRecord
 from etude.feedback.ledger.sealing import SealedText, content_digest, seal, unseal
@@ -105,6 +105,16 @@ class FeedbackLedger:
     chain: bytes
     """Of the newest record."""
     _listing: Listing | None = field(default=None, init=False)
+
+    def check_alone(self) -> None:
+        """Check that no other service writes the ledger: this one would not see its erasures.
+
+        Raises:
+            FencedError: one does.
+            StoreError: the store did not answer.
+        """
+        if self.log.is_fenced():
+            raise FencedError("another feedback service writes this ledger")
 
     async def user_key(self, user: UserId) -> UserKey:
         """The key of a user, made on first use.

@@ -8,11 +8,12 @@ from etude.common.api_keys import ApiKeyFile
 from etude.common.rpc.server import Server
 from etude.feedback.clock import LedgerClock
 from etude.feedback.ledger.ledger import FeedbackLedger
+from etude.feedback.passes import repeat_passes
 from etude.feedback.release.release_log import ReleaseLog
 from etude.feedback.release.rollouts import CanaryRollouts
 from etude.feedback.release.rules import ReleaseSettings, read_rules
 from etude.feedback.release.service import ReleaseService
-from etude.feedback.release.task import CanaryLoop, watch_canary
+from etude.feedback.release.task import CanaryLoop
 from etude.v1 import release_pb2_grpc
 
 SERVICE = "etude.v1.ReleaseService"
@@ -55,6 +56,7 @@ class ReleaseServer:
             FencedError: another service decides for this route.
         """
         try:
-            await watch_canary(self.loop, stop)
+            wait_s = self.loop.releases.rules.interval_seconds
+            await repeat_passes(self.loop.run_pass, stop, wait_s=wait_s, what="looks at the canary")
         finally:
             await self.server.stop()

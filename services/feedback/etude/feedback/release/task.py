@@ -1,12 +1,10 @@
-"""Canary loop: looks at users' figures and at monitors until the process stops."""
+"""Canary loop: looks at users' figures and at monitors."""
 
-import asyncio
-import contextlib
 import logging
 from dataclasses import dataclass
 
 from etude.common.blobs import Store
-from etude.common.errors import CorruptError, EtudeError, FencedError
+from etude.common.errors import CorruptError
 from etude.common.feedback import windows
 from etude.feedback.clock import LedgerClock
 from etude.feedback.release.evidence import CanaryLook, MonitorFindings
@@ -61,21 +59,3 @@ def _read_findings(store: Store, number: int) -> tuple[str, ...]:
     if not manifest.is_frozen:
         return ()
     return manifest.findings or ("a monitor is raised",)
-
-
-async def watch_canary(loop: CanaryLoop, stop: asyncio.Event) -> None:
-    """Look at the canary until told to stop; a look that fails is repeated.
-
-    Raises:
-        FencedError: another service decides for this route.
-    """
-    while not stop.is_set():
-        try:
-            await asyncio.to_thread(loop.run_pass)
-        except FencedError:
-            raise
-        except EtudeError as error:
-            log.warning("no look at the canary: %s", error)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(loop.releases.rules.interval_seconds):
-                await stop.wait()

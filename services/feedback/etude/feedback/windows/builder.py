@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from etude.common.blobs import Store
-from etude.common.errors import FencedError
 from etude.common.feedback import windows
 from etude.common.feedback.windows import WindowManifest
 from etude.feedback import metrics
@@ -124,7 +123,7 @@ class WindowBuilder:
             FencedError: another service writes the ledger.
             StoreError: a store did not answer.
         """
-        self._check_alone()
+        self.ledger.check_alone()
         masks = dict(selection.masks)
         stored = self._write_objects(selection, masks)
         self._read_ledger()
@@ -133,7 +132,7 @@ class WindowBuilder:
         has_users = len({each.history.user for each in agreed}) >= FEWEST_USERS
         if not (is_large_enough and has_users):
             return False
-        self._check_alone()
+        self.ledger.check_alone()
         self._delete_refused(masks)
         draft = WindowDraft(
             number=self.last_window + 1,
@@ -161,16 +160,6 @@ class WindowBuilder:
             "window %d of version %s has %d rollouts", created.number, created.policy, len(agreed)
         )
         return True
-
-    def _check_alone(self) -> None:
-        """Check that no other service writes the ledger: this one would not see its erasures.
-
-        Raises:
-            FencedError: one does.
-            StoreError: the store did not answer.
-        """
-        if self.ledger.log.is_fenced():
-            raise FencedError("another feedback service writes this ledger")
 
     def _write_objects(
         self, selection: WindowSelection, masks: dict[str, str]

@@ -10,7 +10,7 @@ from etude.common import turn_log
 from etude.common.blobs import Store
 from etude.common.durable_log import LogReader
 from etude.common.errors import CorruptError, InvalidFieldError
-from etude.common.feedback.events import parse_event
+from etude.common.feedback.events import AnyEvent, parse_event
 from etude.feedback import metrics
 from etude.feedback.ledger import records
 from etude.feedback.ledger.ledger import FeedbackLedger, ledger_source
@@ -29,7 +29,12 @@ class EventItem(NamedTuple):
     user: UserId
     rollout: str
     """As `turn_log.identify_rollout` names it."""
-    event: RolloutEvent
+    event: RolloutEvent | None
+    """None for a kind that no signal reads."""
+    sequence: int
+    received_ms: int
+    whole: AnyEvent
+    """As it was sent, redacted."""
 
 
 class ConsentItem(NamedTuple):
@@ -38,6 +43,9 @@ class ConsentItem(NamedTuple):
     user: UserId
     granted: bool
     policy_version: str
+    sequence: int
+    decided_ms: int
+    received_ms: int
 
 
 class ErasureItem(NamedTuple):
@@ -88,18 +96,26 @@ class LedgerFeed:
     ) -> Iterator[LedgerItem]:
         match body.WhichOneof("body"):
             case "event":
-                yield from self._read_event(body.event)
+                yield from self._read_event(sequence, body.event)
             case "consent":
                 consent = body.consent
-                user = UserId(consent.tenant, consent.user_digest)
-                yield ConsentItem(user, consent.granted, consent.policy_version)
+                yield ConsentItem(
+                    user=UserId(consent.tenant, consent.user_digest),
+                    granted=consent.granted,
+                    policy_version=consent.policy_version,
+                    sequence=sequence,
+                    decided_ms=consent.decided_ms,
+                    received_ms=consent.received_ms,
+                )
             case "erasure":
                 user = UserId(body.erasure.tenant, body.erasure.user_digest)
                 yield ErasureItem(user, sequence, body.erasure.received_ms)
             case _:  # opens an epoch
                 pass
 
-    def _read_event(self, body: feedback_ledger_pb2.FeedbackEventRecord) -> Iterator[EventItem]:
+    def _read_event(
+        self, sequence: int, body: feedback_ledger_pb2.FeedbackEventRecord
+    ) -> Iterator[EventItem]:
         user = UserId(body.tenant, body.user_digest)
         try:
             text = self.ledger.read_text(body)
@@ -110,10 +126,14 @@ class LedgerFeed:
         if event is None:  # erased since
             return
         data = event.data
-        reduced = reduce_event(event.kind, body.received_ms, data.payload)
-        if reduced is not None:
-            name = turn_log.identify_rollout(data.tenant, data.user, data.rollout)
-            yield EventItem(user, name, reduced)
+        yield EventItem(
+            user=user,
+            rollout=turn_log.identify_rollout(data.tenant, data.user, data.rollout),
+            event=reduce_event(event.kind, body.received_ms, data.payload),
+            sequence=sequence,
+            received_ms=body.received_ms,
+            whole=event,
+        )
 
 
 class StoredTurns(NamedTuple):

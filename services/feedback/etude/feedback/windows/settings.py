@@ -9,6 +9,9 @@ from etude.feedback.signals.registry import SIGNALS
 MAX_WINDOW_ROLLOUTS = 10_000
 """Of one window, so that its manifest fits."""
 _LARGEST_WEIGHT = 100.0
+_LONGEST_WAIT_S = 10.0
+_SHORTEST_WAIT_S = 0.25
+"""Between two looks at what is new."""
 _PATIENCE = 10.0
 """Horizons after which a rollout is settled that still goes on."""
 
@@ -48,6 +51,11 @@ class WindowRules:
     weights: Mapping[str, float] = field(default_factory=lambda: parse_weights(""))
     """Of the signals in the reward, by name."""
 
+    @property
+    def pass_interval_s(self) -> float:
+        """Time between two looks at what is new."""
+        return min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, self.horizon_s / 20))
+
     def settled_ms(self, *, started_ms: int, last_ms: int) -> int:
         """Time from which the signals of a rollout do not wait for anything.
 
@@ -56,4 +64,8 @@ class WindowRules:
             last_ms: its last turn or edit.
         """
         idle_ms = last_ms + int(1_000 * LATEST * self.horizon_s)
-        return min(idle_ms, started_ms + int(1_000 * _PATIENCE * self.horizon_s))
+        return min(idle_ms, self.settled_by_ms(started_ms))
+
+    def settled_by_ms(self, started_ms: int) -> int:
+        """Time from which the signals of a rollout do not wait, whatever its user does."""
+        return started_ms + int(1_000 * _PATIENCE * self.horizon_s)

@@ -114,6 +114,8 @@ class WaitingRollouts:
             history.turns.append(read_turn(record, place, stored_ms=stored_ms))
 
     def _add_event(self, item: EventItem) -> None:
+        if item.event is None:
+            return
         history = self.histories.get(item.rollout)
         if history is not None:
             history.add_event(item.event)

@@ -1,0 +1,1 @@
+"""Tables of figures for questions: events, consents, outcomes and windows as Parquet by day."""
