@@ -256,6 +256,10 @@ RLRUN = {
         f"phases[].gate.{name}": f"{CONTROLLER}.phases.targets gate"
         for name in ("evaluation", "metric", "op", "value", "onFail")
     },
+    **{
+        f"phases[].monitors[].{name}": f"{CONTROLLER}.reporting.monitoring each"
+        for name in ("name", "action", "penalty", "afterStep")
+    },
     **dict(under("roles.trainer", ROLE)),
     "roles.trainer.learnerRanks": f"{CONTROLLER}.lifecycle",
     "roles.trainer.rolloutWorkers": f"{CONTROLLER}.lifecycle",

@@ -116,6 +116,7 @@ TROUBLE = {
         reason: of_run("Suspended", "True", reason)
         for reason in (
             *(Reason.BY_USER, Reason.BUDGET_EXCEEDED, Reason.FAILURE_RULE, Reason.GATE_NOT_MET),
+            Reason.MONITOR_FROZE,
         )
     },
     Reason.SUSPENDING: suspending(),

@@ -132,6 +132,8 @@ class Reason(StrEnum):
     """The last phase reached the target of its successPolicy."""
     GATE_NOT_MET = "GateNotMet"
     """A phase did not reach the threshold of its gate; the message has the number."""
+    MONITOR_FROZE = "MonitorFroze"
+    """A monitor raised rollouts of a phase whose rule for it says Freeze."""
     INVALID_SPEC = "InvalidSpec"
     """A role refused its configuration, or under Accepted: the operator cannot read the spec."""
     INVALID_STATUS = "InvalidStatus"

@@ -72,15 +72,39 @@ class JournalDrop(_message.Message):
     reason: str
     def __init__(self, group_id: _Optional[str] = ..., rollout_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class JournalPenalty(_message.Message):
+    __slots__ = ("rollout_id", "amount", "monitor")
+    ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
+    AMOUNT_FIELD_NUMBER: _ClassVar[int]
+    MONITOR_FIELD_NUMBER: _ClassVar[int]
+    rollout_id: str
+    amount: float
+    monitor: str
+    def __init__(self, rollout_id: _Optional[str] = ..., amount: _Optional[float] = ..., monitor: _Optional[str] = ...) -> None: ...
+
 class JournalBatch(_message.Message):
-    __slots__ = ("phase", "step", "group_ids")
+    __slots__ = ("phase", "step", "group_ids", "penalties")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     GROUP_IDS_FIELD_NUMBER: _ClassVar[int]
+    PENALTIES_FIELD_NUMBER: _ClassVar[int]
     phase: str
     step: int
     group_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, phase: _Optional[str] = ..., step: _Optional[int] = ..., group_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    penalties: _containers.RepeatedCompositeFieldContainer[JournalPenalty]
+    def __init__(self, phase: _Optional[str] = ..., step: _Optional[int] = ..., group_ids: _Optional[_Iterable[str]] = ..., penalties: _Optional[_Iterable[_Union[JournalPenalty, _Mapping]]] = ...) -> None: ...
+
+class JournalFreeze(_message.Message):
+    __slots__ = ("phase", "step", "monitor", "sentence")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MONITOR_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    step: int
+    monitor: str
+    sentence: str
+    def __init__(self, phase: _Optional[str] = ..., step: _Optional[int] = ..., monitor: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class JournalStep(_message.Message):
     __slots__ = ("phase", "step", "loss", "grad_norm", "weight_digest", "data_cursor")
@@ -131,7 +155,7 @@ class JournalPart(_message.Message):
     def __init__(self, number: _Optional[int] = ..., count: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class JournalRecord(_message.Message):
-    __slots__ = ("sequence", "open", "admit", "rollout", "drop", "batch", "step", "published", "checkpoint", "part")
+    __slots__ = ("sequence", "open", "admit", "rollout", "drop", "batch", "step", "published", "checkpoint", "part", "freeze")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +166,7 @@ class JournalRecord(_message.Message):
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
+    FREEZE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     open: JournalOpen
     admit: JournalAdmit
@@ -152,4 +177,5 @@ class JournalRecord(_message.Message):
     published: JournalPublished
     checkpoint: JournalCheckpoint
     part: JournalPart
-    def __init__(self, sequence: _Optional[int] = ..., open: _Optional[_Union[JournalOpen, _Mapping]] = ..., admit: _Optional[_Union[JournalAdmit, _Mapping]] = ..., rollout: _Optional[_Union[JournalRollout, _Mapping]] = ..., drop: _Optional[_Union[JournalDrop, _Mapping]] = ..., batch: _Optional[_Union[JournalBatch, _Mapping]] = ..., step: _Optional[_Union[JournalStep, _Mapping]] = ..., published: _Optional[_Union[JournalPublished, _Mapping]] = ..., checkpoint: _Optional[_Union[JournalCheckpoint, _Mapping]] = ..., part: _Optional[_Union[JournalPart, _Mapping]] = ...) -> None: ...
+    freeze: JournalFreeze
+    def __init__(self, sequence: _Optional[int] = ..., open: _Optional[_Union[JournalOpen, _Mapping]] = ..., admit: _Optional[_Union[JournalAdmit, _Mapping]] = ..., rollout: _Optional[_Union[JournalRollout, _Mapping]] = ..., drop: _Optional[_Union[JournalDrop, _Mapping]] = ..., batch: _Optional[_Union[JournalBatch, _Mapping]] = ..., step: _Optional[_Union[JournalStep, _Mapping]] = ..., published: _Optional[_Union[JournalPublished, _Mapping]] = ..., checkpoint: _Optional[_Union[JournalCheckpoint, _Mapping]] = ..., part: _Optional[_Union[JournalPart, _Mapping]] = ..., freeze: _Optional[_Union[JournalFreeze, _Mapping]] = ...) -> None: ...

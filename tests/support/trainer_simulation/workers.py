@@ -171,6 +171,8 @@ class SimulatedRollouts(RolloutWorkers):
     longest_s: float = 0.002
     replica: str = "engine-0"
     """Name of the engine process in spans."""
+    final_message: Callable[[int], str] = lambda index: ""
+    """Last message of a rollout, by its index among its siblings."""
     orders: list[GroupRequest] = field(default_factory=list)
     tables: list[RoutingTable] = field(default_factory=list)
     """Routing tables in the order of their arrival."""
@@ -226,6 +228,7 @@ class SimulatedRollouts(RolloutWorkers):
                 seed=order.seed,
                 links=[_link([1, 2, 3], sampled, oldest, newest, self.replica)],
                 costs=rollout_pb2.Costs(turns=1, completion_tokens=len(sampled)),
+                final_message=self.final_message(index),
                 ending=rollout_pb2.ENDING_STOPPED,
                 oldest=oldest.to_proto(),
                 newest=newest.to_proto(),

@@ -52,6 +52,14 @@ MONITOR_RAISED = Counter(
     "Times that a monitor began to raise windows, by the action that it asks for.",
     ["monitor", "action"],
 )
+MONITOR_PENALISED = Counter(
+    "etude_monitor_penalised_total",
+    "Rollouts whose reward a monitor lowered, as phases[].monitors says.",
+    ["monitor"],
+)
+MONITOR_FROZEN = Counter(
+    "etude_monitor_frozen_total", "Times that a monitor suspended the run.", ["monitor"]
+)
 WINDOWS = Counter(
     "etude_feedback_windows_total",
     "Windows of production rollouts, by what became of them.",

@@ -212,6 +212,11 @@ ENDS = {
         "look at the curves; a run that is suspended goes on after its phases[].gate is changed"
         " (its value, or onFail: Continue) and kubectl etude resume {run}; " + _ANEW,
     ),
+    "MonitorFroze": Advice(
+        "a monitor raised rollouts of a phase whose monitors[] say Freeze",
+        "read the rollouts of that step; the run goes on after its monitors[].afterStep (the"
+        " message has the number) or action is changed and kubectl etude resume {run}",
+    ),
     "InvalidSpec": Advice(
         "a role refused its configuration",
         "correct what the message names; " + _ANEW,

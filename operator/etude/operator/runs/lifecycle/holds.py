@@ -7,7 +7,9 @@ from etude.operator.actions import ClockReading
 from etude.operator.reasons import Reason
 from etude.operator.runs.lifecycle import limits
 
-HOLD_REASONS = {Reason.BUDGET_EXCEEDED, Reason.FAILURE_RULE, Reason.GATE_NOT_MET}
+REPORTED_REASONS = {Reason.GATE_NOT_MET, Reason.MONITOR_FROZE}
+"""Reasons with which the controller of a run asks for its suspension."""
+HOLD_REASONS = {Reason.BUDGET_EXCEEDED, Reason.FAILURE_RULE, *REPORTED_REASONS}
 """Reasons for which the operator suspends a run whose spec does not."""
 
 

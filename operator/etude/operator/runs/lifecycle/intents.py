@@ -9,7 +9,13 @@ from etude.operator.clock import rfc3339
 from etude.operator.manifests import Manifest, is_deleting, labels
 from etude.operator.reasons import Reason
 from etude.operator.runs.capacity import kueue
-from etude.operator.runs.lifecycle import failure_policy, final_checkpoint, limits, transitions
+from etude.operator.runs.lifecycle import (
+    failure_policy,
+    final_checkpoint,
+    holds,
+    limits,
+    transitions,
+)
 from etude.operator.runs.lifecycle.transitions import RunTransition
 from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
@@ -99,10 +105,9 @@ def _reported_end(run: RLRun, observed: ObservedRun, now: ClockReading) -> RunTr
             time=rfc3339(now.wall_s), role=names.TRAINER, reason=reason[:64], message=message[:1024]
         )
         return RunTransition(transitions.new_intent(run, "Fail", reason, message, now), failure)
-    if report.status.reason == Reason.GATE_NOT_MET and run.status.intent is None:
-        return transitions.transition(
-            run, "Suspend", Reason.GATE_NOT_MET, report.status.message, now
-        )
+    if report.status.reason in holds.REPORTED_REASONS and run.status.intent is None:
+        reason = Reason(report.status.reason)
+        return transitions.transition(run, "Suspend", reason, report.status.message, now)
     return RunTransition(None)
 
 

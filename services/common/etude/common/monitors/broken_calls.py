@@ -2,7 +2,7 @@
 
 from etude.common.monitors.share import ShareLimits, check_share
 from etude.common.monitors.significance import Ratio
-from etude.common.monitors.window import Action, Finding, Monitor, Reference, Window
+from etude.common.monitors.window import Action, Finding, Monitor, Reference, RolloutFacts, Window
 
 _LIMITS = ShareLimits(name="BrokenCalls", subject="of the tool calls are broken", floor=0.005)
 
@@ -16,4 +16,8 @@ def _broken_share(window: Window) -> Ratio:
     return Ratio([r.broken_calls for r in window.rollouts], [r.calls for r in window.rollouts])
 
 
-MONITOR = Monitor("BrokenCalls", check)
+def _is_offence(facts: RolloutFacts, reference: Reference) -> bool:
+    return facts.broken_calls > 0
+
+
+MONITOR = Monitor("BrokenCalls", check, _is_offence)

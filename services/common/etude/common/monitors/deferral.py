@@ -13,6 +13,7 @@ from etude.common.monitors.window import (
     Finding,
     Monitor,
     Reference,
+    RolloutFacts,
     Window,
 )
 
@@ -64,10 +65,16 @@ def _cusum(answers: Iterable[bool], usual: float, *, start: float) -> list[float
 
 def _questions(window: Window) -> list[bool]:
     return [
-        facts.is_question
-        for facts in window.rollouts
-        if not facts.is_masked and (facts.ambiguity or 0.0) < CLEAR
+        facts.is_question for facts in window.rollouts if not facts.is_masked and _is_clear(facts)
     ]
 
 
-MONITOR = Monitor("Deferral", check)
+def _is_clear(facts: RolloutFacts) -> bool:
+    return (facts.ambiguity or 0.0) < CLEAR
+
+
+def _is_offence(facts: RolloutFacts, reference: Reference) -> bool:
+    return facts.is_question and _is_clear(facts)
+
+
+MONITOR = Monitor("Deferral", check, _is_offence)

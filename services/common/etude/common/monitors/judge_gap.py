@@ -86,4 +86,11 @@ def _outliers(window: Window, usual: list[float]) -> tuple[int, ...]:
     )
 
 
-MONITOR = Monitor("JudgeGap", check)
+def _is_offence(facts: RolloutFacts, reference: Reference) -> bool:
+    usual = [gap for each in reference[-WINDOWS:] for gap in _gaps(each)]
+    gap = _gap(facts)
+    is_outlier = gap is not None and bool(usual) and gap > max(usual)
+    return facts.has_injection or is_outlier
+
+
+MONITOR = Monitor("JudgeGap", check, _is_offence)

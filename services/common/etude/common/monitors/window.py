@@ -98,3 +98,5 @@ class Monitor(NamedTuple):
     name: str
     check: Callable[[Window, Reference], Finding | None]
     """Pure; None where the window or the reference has too little data."""
+    is_offence: Callable[[RolloutFacts, Reference], bool] | None = None
+    """Pure; true for a rollout that shows what is raised. None where no single one does."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 from etude.common.api.run.phases import Phase
 from etude.common.errors import EtudeError
 from etude.common.role_inputs import ResolvedRun
-from etude.trainer.controller.checkpoints.state import Cursor, Figures
+from etude.trainer.controller.checkpoints.state import Cursor, Figures, MonitorHistory
 from etude.trainer.controller.reporting.rows import RowPosition
 from etude.v1 import journal_pb2, run_pb2
 
@@ -64,6 +64,7 @@ class RunProgress:
             cursor.phase, cursor.step, cursor.data = phase.name, 0, ""
             cursor.starts[phase.name] = cursor.global_step
             self.figures.step_seconds, self.figures.window = [], []
+            self.figures.monitors = MonitorHistory()
 
     def complete_step(self, seconds: float, data_cursor: str = "") -> None:
         """Advance by one optimiser step that took this long, and streamed data to this position."""

@@ -129,17 +129,18 @@ async def test_a_restart_of_the_trainer_puts_nothing_back_and_its_users_next_res
     assert told(lab) == {"number": 2, "step": 20, "branch": 0}
 
 
+@pytest.mark.parametrize("reason", ["GateNotMet", "MonitorFroze"])
 async def test_a_run_that_is_suspended_while_something_else_holds_it_is_put_back_anew(
-    lab: Any, run_body: Any
+    lab: Any, run_body: Any, reason: str
 ) -> None:
     await with_history(lab, run_body())
     await resume(lab, **BEST)
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=21)
-    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=21, reason="GateNotMet")
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=21, reason=reason)
     await lab.say(state=run_pb2.RUN_STATE_SUSPENDED, step=21)
     await lab.advance(60)
     assert not lab.pods("trainer")
-    assert lab.run().status.hold.reason == "GateNotMet"
+    assert lab.run().status.hold.reason == reason
     lab.cluster.upsert(changed(lab, suspend=True))
     await lab.settle()
     assert lab.condition("Suspended") == ("True", "ByUser")

@@ -1,11 +1,11 @@
-"""Success policy of a phase, and the evaluation gate after it."""
+"""Success policy of a phase, the evaluation gate after it, and its rules about monitors."""
 
 from decimal import Decimal
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from etude.common.api.meta import Model, Name
+from etude.common.api.meta import Fraction, Model, Name, Rule
 
 Signed = Annotated[
     str,
@@ -50,6 +50,35 @@ class Gate(Model):
 
     def holds(self, figure: float) -> bool:
         return meets_threshold(figure, self.op, self.value)
+
+
+class MonitorRule(Model):
+    """Consequence of a monitor that raises windows of a phase's rollouts."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.action != 'Penalise' || self.name in ['BrokenCalls', 'Deferral', 'JudgeGap']",
+            holds=lambda s: (
+                s.action != "Penalise" or s.name in {"BrokenCalls", "Deferral", "JudgeGap"}
+            ),
+            message="action Penalise needs name BrokenCalls, Deferral or JudgeGap: no single"
+            " rollout shows what the others look at",
+            fix="use action: Freeze, or Report",
+            field_path=".action",
+        ),
+    )
+
+    name: Literal["BrokenCalls", "Deferral", "EditRate", "JudgeGap", "LengthDrift", "MaskedShare"]
+    """Monitor, as in "Rewards and monitors"."""
+    action: Literal["Report", "Penalise", "Freeze"] = "Report"
+    """Report writes an event. Penalise also lowers rewards, from the batch that completes the
+    raised window until a window is not raised. Freeze suspends the run after that batch; it goes on
+    once afterStep or action is changed."""
+    penalty: Fraction = "1"
+    """Penalise: subtracted from the reward of each rollout that shows what is raised."""
+    after_step: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """Steps of the phase up to this one are only reported. With the step of a freeze, which its
+    message says, the phase goes on."""
 
 
 def meets_threshold(figure: float, op: Comparison, value: str) -> bool:

@@ -8,7 +8,7 @@ PROMPTS_PER_STEP = 16
 
 NO_WINDOWS = (
     *("data", "tasks", "batch_size", "batch_tokens", "validation"),
-    *("async_limits", "rollout", "context_extension", "success_policy", "gate"),
+    *("async_limits", "rollout", "context_extension", "success_policy", "gate", "monitors"),
 )
 """Fields that a phase of type Feedback has not."""
 
@@ -29,7 +29,7 @@ PHASE_RULES: tuple[Rule, ...] = (
     Rule(
         cel="self.type in ['ReinforcementLearning', 'Feedback']"
         " || (has(self.data) && !has(self.tasks) && !has(self.algorithm)"
-        " && !has(self.asyncLimits) && !has(self.rollout))",
+        " && !has(self.asyncLimits) && !has(self.rollout) && !has(self.monitors))",
         holds=lambda s: (
             s.is_rl
             or s.is_feedback
@@ -39,11 +39,12 @@ PHASE_RULES: tuple[Rule, ...] = (
                 and s.algorithm is None
                 and s.async_limits is None
                 and s.rollout is None
+                and s.monitors is None
             )
         ),
         message="a phase of a supervised type needs data"
-        " and has no tasks, algorithm, asyncLimits or rollout",
-        fix="add data: [{name, uri}] and remove tasks, algorithm, asyncLimits and rollout",
+        " and has no tasks, algorithm, asyncLimits, rollout or monitors",
+        fix="add data: [{name, uri}] and remove the others",
     ),
     Rule(
         cel="self.type != 'ReinforcementLearning' || (!has(self.batchTokens)"
@@ -100,11 +101,11 @@ PHASE_RULES: tuple[Rule, ...] = (
         cel="self.type != 'Feedback' || (!has(self.data) && !has(self.tasks)"
         " && !has(self.batchSize) && !has(self.batchTokens) && !has(self.validation)"
         " && !has(self.asyncLimits) && !has(self.rollout) && !has(self.contextExtension)"
-        " && !has(self.successPolicy) && !has(self.gate))",
+        " && !has(self.successPolicy) && !has(self.gate) && !has(self.monitors))",
         holds=lambda s: not s.is_feedback or not any(getattr(s, n) is not None for n in NO_WINDOWS),
         message="a phase of type Feedback trains windows that others wrote: it has no data, tasks,"
         " batchSize, batchTokens, validation, asyncLimits, rollout, contextExtension,"
-        " successPolicy or gate",
+        " successPolicy, gate or monitors",
         fix="remove them",
     ),
     Rule(

@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue
 from etude.common.api.meta import NAMED, Fraction, Model, Name, Rule, Uri, number
 from etude.common.api.run.context_extension import ContextExtension
 from etude.common.api.run.feedback_source import FeedbackSource
-from etude.common.api.run.phase_goals import Gate, SuccessPolicy
+from etude.common.api.run.phase_goals import Gate, MonitorRule, SuccessPolicy
 from etude.common.api.run.phase_rules import GROUP_SIZE, PHASE_RULES, PROMPTS_PER_STEP
 
 
@@ -298,6 +298,10 @@ class Phase(Model):
     """Ends the phase before maxSteps; no sooner unless set."""
     gate: Gate | None = None
     """Reinforcement learning: what must hold at its end; nothing unless set."""
+    monitors: (
+        Annotated[tuple[MonitorRule, ...], Field(min_length=1, max_length=6), NAMED] | None
+    ) = None
+    """Reinforcement learning: what monitors do beyond their events; nothing unless set."""
 
     @property
     def is_rl(self) -> bool:

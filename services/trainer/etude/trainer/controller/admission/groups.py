@@ -1,7 +1,7 @@
 """Groups of the rollout buffer: sibling rollouts from admission to batch."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +34,8 @@ class RolloutGroup:
     """Indices that a DROP removed."""
     spent: dict[str, int] = field(default_factory=dict)
     """Index of each rollout that was dropped to be redrawn, by its id."""
+    penalties: Mapping[str, float] = field(default_factory=dict)
+    """Subtracted from the reward in its batch, by id of the rollout."""
     serving: int | None = None
     """Oldest position that engines served when its rollouts started; unset while none runs."""
     _oldest: dict[int, VersionId] = field(default_factory=dict)
@@ -169,7 +171,8 @@ def build_policy_batch(
             is_valid = index not in group.masked
             if is_valid:
                 sequences += links_of(record.rollout, index=len(rewards), current=current)
-            rewards.append(record.reward.reward if is_valid else 0.0)
+            penalty = group.penalties.get(record.rollout.rollout_id, 0.0)
+            rewards.append(record.reward.reward - penalty if is_valid else 0.0)
             siblings.append(number)
             valid.append(is_valid)
     return PolicyBatch(

@@ -24,6 +24,21 @@ class EvaluationResult(BaseModel):
     """None without a greedy pass."""
 
 
+class MonitorHistory(BaseModel):
+    """Windows of the active phase that monitors compare with; each is the JSON of its facts."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    pending: str = "[]"
+    """Rollouts that do not fill a window yet."""
+    reference: list[str] = Field(default_factory=list)
+    """The first windows that raised nothing, oldest first."""
+    previous: list[str] = Field(default_factory=list)
+    """The newest others, oldest first."""
+    raised: list[str] = Field(default_factory=list)
+    """Monitors that the last window raised."""
+
+
 class Figures(BaseModel):
     """Running figures that survive a restart."""
 
@@ -35,6 +50,7 @@ class Figures(BaseModel):
     """The newest of each, by name."""
     window: list[float] = Field(default_factory=list)
     """Figures of the last steps of the active phase, for its success policy."""
+    monitors: MonitorHistory = Field(default_factory=MonitorHistory)
     productive_seconds: float = 0.0
     step_seconds: list[float] = Field(default_factory=list)
     """Of the last steps of the active phase."""

@@ -1,6 +1,6 @@
 """Ledger of the rollout buffer: a fold over journal records, the same live and on resume."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -37,6 +37,15 @@ class StepId(NamedTuple):
     number: int
 
 
+class FrozenStep(NamedTuple):
+    """A step after which a monitor stopped a phase."""
+
+    phase: str
+    number: int
+    monitor: str
+    sentence: str
+
+
 class LedgerState(BaseModel):
     """Part of the ledger in a checkpoint; the journal has the rest."""
 
@@ -55,6 +64,7 @@ class LedgerState(BaseModel):
     accepted: int = 0
     trained: int = 0
     dropped: dict[str, int] = Field(default_factory=dict)
+    frozen: list[FrozenStep] = Field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -75,6 +85,8 @@ class Ledger:
     accepted: int = 0
     trained: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    frozen: dict[tuple[str, str], FrozenStep] = field(default_factory=dict)
+    """The newest of each phase and monitor."""
 
     @property
     def queued(self) -> int:
@@ -109,6 +121,11 @@ class Ledger:
             case "published":
                 body = record.published
                 self._apply_published(VersionId(body.epoch, body.number), body.step)
+            case "freeze":
+                stop = record.freeze
+                self.frozen[stop.phase, stop.monitor] = FrozenStep(
+                    stop.phase, stop.step, stop.monitor, stop.sentence
+                )
             case _:  # does not concern groups
                 pass
 
@@ -147,6 +164,11 @@ class Ledger:
             raise CorruptError(f"step {step.number} of {step.phase} trains {missing[0]} again")
         groups = [self.live.pop(group_id) for group_id in body.group_ids]
         self.batches[step] = groups
+        penalties: defaultdict[str, float] = defaultdict(float)
+        for each in body.penalties:
+            penalties[each.rollout_id] += each.amount
+        for group in groups:
+            group.penalties = penalties
         self.trained += sum(len(group.valid_indices()) for group in groups)
         self.trained_groups[body.phase] += len(groups)
 
@@ -176,6 +198,7 @@ class Ledger:
             accepted=self.accepted,
             trained=self.trained,
             dropped=dict(self.dropped),
+            frozen=list(self.frozen.values()),
         )
 
 
@@ -200,6 +223,7 @@ def resume_ledger(
         accepted=state.accepted,
         trained=state.trained,
         dropped=Counter(state.dropped),
+        frozen={(each.phase, each.monitor): each for each in state.frozen},
     )
     seen: set[str] = set()
     for record in records:

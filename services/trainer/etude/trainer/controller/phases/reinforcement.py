@@ -109,7 +109,7 @@ class ReinforcementPhase:
 
     async def _steps(self) -> bool:
         run = self.run
-        if not await self.evaluator.evaluate():
+        if await self._accounting.stop_if_frozen() or not await self.evaluator.evaluate():
             return False
         drop_faulty(run.book, self._live_groups())
         while run.progress.cursor.step < run.progress.last_step:
@@ -125,6 +125,8 @@ class ReinforcementPhase:
                     }
                 )
                 await self._train_step(groups, waited_s=time.monotonic() - started)
+            if await self._accounting.stop_if_frozen():
+                return False
             if self.evaluator.is_due():
                 await run.publishing.drain()
             if not await self.evaluator.evaluate():
@@ -325,6 +327,7 @@ class ReinforcementPhase:
             phase=self.phase.name,
             step=run.progress.cursor.step + 1,
             group_ids=[group.group_id for group in groups],
+            penalties=self._accounting.find_penalties(groups),
         )
         sequence = run.book.write(journal_pb2.JournalRecord(batch=body))
         # The batch and its rollouts are durable before the learner sees them. If versions may wait

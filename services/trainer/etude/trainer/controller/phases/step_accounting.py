@@ -22,6 +22,9 @@ from etude.trainer.controller.reporting.rows import (
 )
 from etude.trainer.controller.run import Run
 from etude.trainer.learner.batches import StepResult
+from etude.v1 import journal_pb2
+
+MONITOR_FROZE = "MonitorFroze"
 
 REWARD_EWMA = 0.1
 """Weight of the newest batch in the smoothed reward."""
@@ -56,11 +59,70 @@ class StepAccounting:
 
     def __post_init__(self) -> None:
         judges = judge_names(self.run.progress.resolved.spec.roles.rewards)
-        self._monitors = BatchMonitors(self._report_finding, judges)
+        progress = self.run.progress
+        self._monitors = BatchMonitors(
+            report=self._report_finding,
+            judges=judges,
+            history=progress.figures.monitors,
+            rules=progress.phase.monitors or (),
+        )
         self._count_faults()
 
     def _report_finding(self, message: str) -> None:
         self.run.reporter.record_event("MonitorRaised", message, warning=True)
+
+    def find_penalties(self, groups: Sequence[RolloutGroup]) -> list[journal_pb2.JournalPenalty]:
+        """Find what monitors subtract from the rewards of the next batch."""
+        step = self.run.progress.cursor.step + 1
+        penalties = self._monitors.find_penalties(_sibling_records(groups), step=step)
+        for each in penalties:
+            metrics.MONITOR_PENALISED.labels(monitor=each.monitor).inc()
+        return penalties
+
+    def _add_to_monitors(self, groups: Sequence[RolloutGroup], *, entropy: float) -> Row:
+        """Add a batch; what freezes the phase is journaled, once."""
+        step, book = self.run.progress.cursor.step, self.run.book
+        findings = self._monitors.add_batch(_sibling_records(groups), step=step, entropy=entropy)
+        for each in findings.freezes:
+            known = book.ledger.frozen.get((self.phase, each.monitor))
+            if known is None or known.number < step:
+                body = journal_pb2.JournalFreeze(
+                    phase=self.phase, step=step, monitor=each.monitor, sentence=each.sentence
+                )
+                book.write(journal_pb2.JournalRecord(freeze=body))
+                metrics.MONITOR_FROZEN.labels(monitor=each.monitor).inc()
+        return findings.row
+
+    async def stop_if_frozen(self) -> bool:
+        """Ask the controller to stop after a step that a monitor froze; true if one did.
+
+        The decision is durable before it is carried out. It holds for every later controller, until
+        the rule of the monitor lets its step pass.
+        """
+        rules = self.run.progress.phase.monitors or ()
+        last: dict[str, int] = {
+            each.name: each.after_step for each in rules if each.action == "Freeze"
+        }
+        stops = [
+            each
+            for each in self.run.book.ledger.frozen.values()
+            if each.phase == self.phase and each.number > last.get(each.monitor, each.number)
+        ]
+        if not stops:
+            return False
+        await self.run.book.journal.wait_durable()
+        text = "; ".join(
+            f"{each.monitor} after step {each.number}: {each.sentence}" for each in stops
+        )
+        status, newest = self.run.reporter.status, max(each.number for each in stops)
+        status.reason = MONITOR_FROZE
+        status.message = (
+            f"phases[].monitors of {self.phase}: {text};"
+            f" set afterStep: {newest} or another action to let it go on"
+        )
+        self.run.reporter.record_event(MONITOR_FROZE, status.message, warning=True)
+        self.run.commands.request_stop()
+        return True
 
     def _count_faults(self) -> None:
         self._retried = self.run.progress.figures.retried
@@ -100,14 +162,13 @@ class StepAccounting:
         )
         self._count_faults()
         self._write_rollouts(groups)
+        penalties = groups[0].penalties if groups else {}
         return (
             step_row(progress.position(), result, seconds=seconds)
             | {"policy_version": version, "rollout_seconds": round(waited_s, 3)}
             | policy_fields(result, records, staleness=staleness, faults=faults)
-            | self._monitors.add_batch(
-                [[group.finished[index] for index in sorted(group.finished)] for group in groups],
-                entropy=result.entropy,
-            )
+            | self._add_to_monitors(groups, entropy=result.entropy)
+            | ({"penalised": len(penalties)} if penalties else {})
             | ({"quarantined": [g.group_id for g in groups]} if result.is_skipped else {})
         )
 
@@ -136,3 +197,8 @@ class StepAccounting:
         self.run.reporter.recorder.write_rollouts(
             self.run.progress.cursor.global_step, "train", lambda: rollout_rows(records, chat)
         )
+
+
+def _sibling_records(groups: Sequence[RolloutGroup]) -> list[list[journal_pb2.JournalRollout]]:
+    """Finished rollouts of groups, siblings by index."""
+    return [[group.finished[index] for index in sorted(group.finished)] for group in groups]
