@@ -24,7 +24,7 @@ from gbstats.frequentist.tests import (
     FrequentistConfig, SequentialConfig, SequentialTwoSidedTTest, TwoSidedTTest)
 from gbstats.models.statistics import (
     RatioStatistic, RegressionAdjustedStatistic, SampleMeanStatistic)
-from scipy.stats import chisquare
+from scipy.stats import betabinom, binom
 
 
 def mean(values):
@@ -76,11 +76,14 @@ answer["sequence"] = {
     "margin": float(high - low) / 2,
     "tau": float(sequential.rho) * math.sqrt(float(sequential.variance) * len(arm_of)),
     "variance": float(sequential.variance)}
-answer["split"] = float(chisquare(given["split"]).pvalue)
+control, treatment = given["split"]
+total = control + treatment
+answer["split"] = float(np.exp(
+    binom.logpmf(control, total, 0.5) - betabinom.logpmf(control, total, 50, 50)))
 print(json.dumps(answer))
 """
 RNG = np.random.default_rng(11)
-SPLIT = (10_230, 9_870)
+SPLIT = (10_330, 9_770)
 
 
 def draw_arm(users: int, rate: float) -> dict[str, np.ndarray]:
@@ -146,5 +149,6 @@ def test_the_confidence_sequence_is_that_of_gbstats() -> None:
     assert margin == pytest.approx(theirs["margin"], rel=1e-9)
 
 
-def test_the_probability_of_a_split_is_that_of_a_chi_squared_test() -> None:
-    assert split_p_value(*SPLIT) == pytest.approx(answers()["split"], rel=1e-9)
+def test_the_evidence_for_an_even_split_is_that_of_two_binomial_models() -> None:
+    assert answers()["split"] < 1
+    assert split_p_value(*SPLIT) == pytest.approx(answers()["split"], rel=1e-6)

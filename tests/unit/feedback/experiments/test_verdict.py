@@ -103,7 +103,8 @@ SENTENCES = [
     (
         replace(canary(), control_users=4_400),
         CanaryAction.INVALID,
-        "invalid: the arms have 4,400 and 4,000 users, which an even split has with p = 1e-05",
+        "invalid: the arms have 4,400 and 4,000 users, which an even split ever reaches with"
+        " p = 0.0008",
     ),
     (
         replace(canary(), users_in_both=100),

@@ -98,8 +98,8 @@ CASES: Sequence[tuple[Sequence[Evidence], ReleaseAction, str]] = [
     (
         [PROPOSE, look(1_000, control_users=1_200)],
         ReleaseAction.ROLL_BACK,
-        "rolled back: invalid: the arms have 1,200 and 1,000 users, which an even split has with"
-        " p = 2e-05",
+        "rolled back: invalid: the arms have 1,200 and 1,000 users, which an even split ever"
+        " reaches with p = 0.0008",
     ),
     (
         [PROPOSE, COMPLAINTS],
