@@ -8,7 +8,7 @@ from etude.common.api_keys import ApiKeyFile
 from etude.common.rpc.server import Server
 from etude.feedback.clock import LedgerClock
 from etude.feedback.ledger.ledger import FeedbackLedger
-from etude.feedback.passes import repeat_passes
+from etude.feedback.passes import LARGEST_SHARE, repeat_passes
 from etude.feedback.release.release_log import ReleaseLog
 from etude.feedback.release.rollouts import CanaryRollouts
 from etude.feedback.release.rules import ReleaseSettings, read_rules
@@ -57,6 +57,12 @@ class ReleaseServer:
         """
         try:
             wait_s = self.loop.releases.rules.interval_seconds
-            await repeat_passes(self.loop.run_pass, stop, wait_s=wait_s, what="looks at the canary")
+            await repeat_passes(
+                self.loop.run_pass,
+                stop,
+                wait_s=wait_s,
+                what="looks at the canary",
+                share=LARGEST_SHARE,
+            )
         finally:
             await self.server.stop()

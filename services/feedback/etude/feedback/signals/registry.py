@@ -16,7 +16,7 @@ from etude.feedback.signals import (
     tests_passed,
     thumb,
 )
-from etude.feedback.signals.censoring import estimate_censoring
+from etude.feedback.signals.censoring import CensoringCurve, estimate_censoring
 from etude.feedback.signals.history import RolloutHistory
 from etude.feedback.signals.outcome import RolloutOutcome
 from etude.feedback.signals.signal import Signal, SignalContext
@@ -66,15 +66,14 @@ def measure_arms(
     Censoring is each arm's own: users who leave because of bad edits would make the other arm's
     losses weigh more. All else is common, so that arms can be compared.
     """
-    common = make_context(histories, horizon_s=horizon_s, now_ms=now_ms)
+    common = _make_common_context(histories, horizon_s=horizon_s, now_ms=now_ms)
     arms: dict[tuple[str, str], list[RolloutHistory]] = {}
     for history in histories:
         first = history.turns[0]
         arms.setdefault((first.experiment, first.arm), []).append(history)
     outcomes: list[RolloutOutcome] = []
     for arm in arms.values():
-        own = make_context(arm, horizon_s=horizon_s, now_ms=now_ms)
-        context = replace(common, censoring=own.censoring)
+        context = replace(common, censoring=_estimate_censoring(arm, horizon_s))
         outcomes += [_measure(history, context) for history in arm]
     return outcomes
 
@@ -83,20 +82,31 @@ def make_context(
     histories: Sequence[RolloutHistory], *, horizon_s: float, now_ms: int
 ) -> SignalContext:
     """Figures of rollouts that are measured together."""
-    fates = (
-        fate
-        for history in histories
-        for _, fate in edit_persistence.edit_fates(history, horizon_s=horizon_s)
-    )
+    common = _make_common_context(histories, horizon_s=horizon_s, now_ms=now_ms)
+    return replace(common, censoring=_estimate_censoring(histories, horizon_s))
+
+
+def _make_common_context(
+    histories: Sequence[RolloutHistory], *, horizon_s: float, now_ms: int
+) -> SignalContext:
+    """Figures of all arms; without censoring."""
     return SignalContext(
         horizon_s=horizon_s,
         now_ms=now_ms,
-        censoring=estimate_censoring(fates, horizon_s=horizon_s),
         usual_wall_s=_usual_wall_s(histories),
         editing=frozenset(
             history.config for history in histories if history.payloads("edit_applied")
         ),
     )
+
+
+def _estimate_censoring(histories: Sequence[RolloutHistory], horizon_s: float) -> CensoringCurve:
+    fates = (
+        fate
+        for history in histories
+        for _, fate in edit_persistence.edit_fates(history, horizon_s=horizon_s)
+    )
+    return estimate_censoring(fates, horizon_s=horizon_s)
 
 
 def _usual_wall_s(histories: Sequence[RolloutHistory]) -> Mapping[str, float]:
