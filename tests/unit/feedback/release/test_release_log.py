@@ -8,9 +8,10 @@ import pytest
 from blake3 import blake3
 from tests.support.feedback.failing_store import KilledError, KilledStore, KillPoint
 from tests.support.feedback.releases import RULES, gate, look, of_state, version
+from typing_extensions import override
 
-from etude.common.blobs import MemoryStore
-from etude.common.errors import FencedError, ReusedIdError
+from etude.common.blobs import MemoryStore, ObjectInfo
+from etude.common.errors import FencedError, ReusedIdError, StoreError
 from etude.common.release.channels import CANARY, STABLE, ChannelRecord, append_record, read_record
 from etude.feedback.release.evidence import (
     CanaryLook,
@@ -99,6 +100,49 @@ def test_a_kill_at_any_write_repeats_the_same_decision(*, takes_effect: bool) ->
             perform(successor, again)
         check_end(left)
     assert num_kills >= 16  # evidence, decision and one or two channels of five steps
+
+
+class LostReplies(MemoryStore):
+    """Carries out one create, and answers neither that it did nor what is there."""
+
+    def __init__(self, lost: int) -> None:
+        super().__init__()
+        self.lost = lost
+        self.num_creates = 0
+        self.is_silent = False
+
+    @override
+    def create(self, key: str, data: bytes) -> None:
+        super().create(key, data)
+        self.num_creates += 1
+        if self.num_creates == self.lost:
+            self.is_silent = True
+            raise StoreError("no answer")
+
+    @override
+    def head(self, key: str) -> ObjectInfo | None:
+        if self.is_silent:
+            self.is_silent = False
+            raise StoreError("no answer")
+        return super().head(key)
+
+
+def test_a_service_takes_over_its_own_decision_of_which_the_replies_were_lost() -> None:
+    lost = 0
+    while True:
+        lost += 1
+        store = LostReplies(lost)
+        releases = ReleaseLog.open(store, RULES)
+        for number in range(len(STEPS)):
+            try:
+                perform(releases, number)
+            except StoreError:
+                releases.check_alone()
+                perform(releases, number)
+        check_end(store)
+        if store.num_creates < lost:
+            break
+    assert lost > 16
 
 
 def test_of_two_services_one_decides_and_the_other_stops() -> None:

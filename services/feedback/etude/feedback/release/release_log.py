@@ -52,6 +52,8 @@ class ReleaseLog:
     """Newest record of each channel."""
     _pending: tuple[ChannelRecord, ...] = ()
     """Records of the newest decision that may not be in their channels yet."""
+    _unconfirmed: ReleaseRecord | None = None
+    """A decision of which the store did not say whether it stands."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
@@ -92,6 +94,7 @@ class ReleaseLog:
         text = f"{type(request).__name__} {request.model_dump_json()}"
         digest = blake3(text.encode()).hexdigest()
         with self._lock:
+            self._commit()
             known = self.newest.requests if self.newest else ()
             found = next((each for each in known if each.id == request_id), None)
             if found is None:
@@ -123,6 +126,7 @@ class ReleaseLog:
             StoreError: the store did not answer.
         """
         with self._lock:
+            self._commit()
             known = release_key(self.newest.number) if self.newest else ""
             for info in self.store.list(RELEASES, after=known):
                 raise FencedError(f"{info.key} is another service's decision about this route")
@@ -180,22 +184,36 @@ class ReleaseLog:
             record, stable=self._channels[STABLE], canary=self._channels[CANARY]
         )
         record = record.model_copy(update={"channels": channels})
-        if create_release(self.store, record) != record:
-            raise FencedError(f"decision {record.number} of this route is another service's")
-        self.newest, self.state, self._pending = record, record.state, channels
-        log.info("release: %s: %s", record.action, record.sentence)
-        metrics.DECISIONS.labels(record.action).inc()
-        self._report()
+        self._unconfirmed = record
         self._finish()
         return record
 
+    def _commit(self) -> None:
+        """Create the decision that may stand already, and take its state.
+
+        Raises:
+            FencedError: another service decided instead.
+            StoreError: the store did not answer; it may stand.
+        """
+        record = self._unconfirmed
+        if record is None:
+            return
+        if create_release(self.store, record) != record:
+            raise FencedError(f"decision {record.number} of this route is another service's")
+        self.newest, self.state, self._pending = record, record.state, record.channels
+        self._unconfirmed = None
+        log.info("release: %s: %s", record.action, record.sentence)
+        metrics.DECISIONS.labels(record.action).inc()
+        self._report()
+
     def _finish(self) -> None:
-        """Append what the newest decision holds for the channels.
+        """Commit the newest decision, and append what it holds for the channels.
 
         Raises:
             FencedError: another service appended other records.
             StoreError: the store did not answer.
         """
+        self._commit()
         while self._pending:
             record = self._pending[0]
             if append_record(self.store, record) != record:
