@@ -31,9 +31,11 @@ def run_problem(run: RLRun, observed: ObservedRun, platform: Platform) -> Condit
         missing = apis.need_problem(need, platform.integrations, observed.served)
         if missing is not None:
             return missing
-    without = cert_manager.cert_manager_problem(run, platform.tls, observed.served)
-    if without is not None:
-        return without
+    problem = _name_problem(run, observed) or cert_manager.cert_manager_problem(
+        run, platform.tls, observed.served
+    )
+    if problem is not None:
+        return problem
     sentence = idle_roles.idle_roles_problem(run)
     if sentence:
         return false_condition(ACCEPTED, Reason.FIXED_ROLES_REQUIRED, sentence)
@@ -45,6 +47,14 @@ def run_problem(run: RLRun, observed: ObservedRun, platform: Platform) -> Condit
     if sentence:
         return false_condition(ACCEPTED, Reason.CHECKPOINT_NOT_READY, sentence)
     return next(_wrong_pools(run, observed, platform), None)
+
+
+def _name_problem(run: RLRun, observed: ObservedRun) -> ConditionFact | None:
+    if not observed.has_namesake or run.status.resolved is not None:
+        return None
+    what = f"metadata.name: there is an EvalRun {run.metadata.name} in this namespace"
+    sentence = f"{what}, whose children have the same names: delete it, or take another name"
+    return false_condition(ACCEPTED, Reason.NAME_CONFLICT, sentence)
 
 
 def _wrong_parameters(run: RLRun, platform: Platform) -> Iterator[str]:

@@ -104,8 +104,9 @@ def _children(run: RLRun, platform: Platform) -> list[Manifest]:
 
 
 def _references(run: Manifest) -> Iterator[Ref]:
-    """Pools and checkpoints that a run names."""
-    namespace = ref(run).namespace
+    """Pools and checkpoints that a run names, and the evaluation that may have its name."""
+    namespace, name = ref(run).namespace, ref(run).name
+    yield Ref("EvalRun", namespace, name)
     for role in run["spec"].get("roles", {}).get("environments") or ():
         pool = (role.get("poolRef") or {}).get("name")
         if pool:

@@ -58,6 +58,8 @@ class ObservedRun:
     """Requested checkpoints that are not written yet, oldest first."""
     model: Checkpoint | None = None
     """The Checkpoint of its start weights."""
+    has_namesake: bool = False
+    """An EvalRun with the name of the run has children."""
     start_sources: frozenset[str] = frozenset()
     """Checkpoints that runs of the namespace start from."""
     sandboxes: int = 0
@@ -208,6 +210,7 @@ def observe_run(
         pods=role_pods(cluster, run),
         pools=pools,
         model=_model(cluster, run),
+        has_namesake=_has_namesake(cluster, run),
         start_sources=_start_sources(cluster, run, len(checkpoints)),
         sandboxes=_sandboxes(reports, run, pools.values()),
         plan_ratios=inaccurate_plans(reports, run.metadata.uid, pools.values()),
@@ -240,6 +243,15 @@ def _queue_objects(cluster: Cluster, run: RLRun) -> QueueObjects:
         priorities={m["metadata"]["name"]: m["value"] for m in classes},
         pod_priorities=list(cluster.list_objects("PriorityClass")),
     )
+
+
+def _has_namesake(cluster: Cluster, run: RLRun) -> bool:
+    """True if an evaluation of this name has children; one that waits leaves the name to the run.
+
+    Also once it is over: its Services stay with it.
+    """
+    found = cluster.get(Ref("EvalRun", run.metadata.namespace, run.metadata.name))
+    return found is not None and bool(cluster.list_owned(uid(found)))
 
 
 def _pools(cluster: Cluster, run: RLRun) -> dict[str, EnvPool]:

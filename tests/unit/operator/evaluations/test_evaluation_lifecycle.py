@@ -207,6 +207,32 @@ async def test_an_evaluation_does_not_share_the_name_of_a_run(evaluations: Any) 
     assert evaluations.children("demo") == {}
 
 
+async def test_a_run_does_not_share_the_name_of_an_evaluation_that_has_begun(
+    evaluations: Any, lab: Any, run_body: Any
+) -> None:
+    await evaluations.add()
+    body = run_body()
+    body["metadata"] |= {"name": "held-out", "uid": "uid-held-run"}
+    lab.cluster.upsert(body)
+    await lab.settle()
+
+    def accepted() -> dict[str, str]:
+        found = lab.cluster.objects()[Ref("RLRun", "lab", "held-out")]
+        facts = found["status"]["conditions"]
+        return next(each for each in facts if each["type"] == "Accepted")
+
+    assert accepted()["reason"] == "NameConflict"
+    assert "there is an EvalRun held-out in this namespace" in accepted()["message"]
+    assert Ref("ConfigMap", "lab", "held-out-run") not in lab.cluster.objects()
+    assert evaluations.get().status.phase == "Running"
+    await evaluations.end()
+    assert evaluations.get().status.phase == "Complete"
+    for key in [Ref("EvalRun", "lab", "held-out"), *evaluations.children()]:
+        lab.cluster.purge(key)
+    await lab.settle()
+    assert accepted()["status"] == "True"
+
+
 async def test_a_comparison_starts_once_the_baseline_has_its_result(evaluations: Any) -> None:
     await evaluations.add("next", comparison={"baselineRef": {"name": "served"}})
     await evaluations.add("served")
