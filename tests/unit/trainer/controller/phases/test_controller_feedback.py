@@ -322,6 +322,12 @@ async def test_a_step_that_is_repeated_after_an_erasure_goes_without_the_erased(
     assert len(events) == 2
     assert all("erased" in each["message"] for each in events)
     assert sum(count for _, count in steps(world)) == 8 - len(erased)
+    ledger = world.runs[-1].book.ledger
+    assert (ledger.accepted, ledger.trained) == (8, 8 - len(erased))
+    assert ledger.dropped == {"erased": len(erased)}
+    audit = world.audit()
+    assert audit.findings == []
+    assert (audit.trained, audit.dropped) == (ledger.trained, ledger.dropped)
     assert world.audit().findings == []
 
 

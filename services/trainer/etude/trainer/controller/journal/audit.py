@@ -18,6 +18,8 @@ JOURNAL = "journal/"
 
 MASKING = frozenset({"platform", "invalid_span", "erased", "damaged"})
 REDRAWING = frozenset({"quarantined_policy", "suspect_policy", "rolled_back_policy"})
+REPEATING = MASKING - {"platform"}
+"""Reasons to drop single rollouts also when their batch is trained again, without them."""
 WHOLE = frozenset(
     {
         *("stale", "surplus", "other_policy", "frozen_window", "expired", "too_few_rollouts"),
@@ -163,6 +165,9 @@ class _Auditor:
         names = [body.rollout_id] if body.rollout_id else group.remaining() if group else []
         if body.reason not in REASONS or (body.rollout_id == "") != (body.reason in WHOLE):
             self.report("I1", f"group {body.group_id} was dropped for {body.reason!r}")
+        if group is not None and group.step and body.reason in REPEATING:
+            self.drop_trained(group, body)
+            return
         if group is None or group.step or group.is_dropped:
             self.report("I1", f"group {body.group_id} was dropped, but it was not queued")
             return
@@ -172,6 +177,14 @@ class _Auditor:
             group.dropped.add(name)
             self.result.dropped[body.reason] += 1
         group.is_dropped = not body.rollout_id
+
+    def drop_trained(self, group: _Group, body: pb.JournalDrop) -> None:
+        if body.rollout_id not in group.remaining():
+            self.report("I1", f"rollout {body.rollout_id} was dropped, but it was not trained")
+            return
+        group.dropped.add(body.rollout_id)
+        self.result.trained -= 1
+        self.result.dropped[body.reason] += 1
 
     def batch(self, body: pb.JournalBatch) -> None:
         step, names = (body.phase, body.step), list(body.group_ids)

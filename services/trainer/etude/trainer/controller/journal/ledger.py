@@ -150,12 +150,22 @@ class Ledger:
             raise CorruptError(f"group {body.group_id} was dropped for {body.reason!r}")
         group = self.live.get(body.group_id)
         if group is None:
+            self._apply_drop_from_batch(body)
             return
         if body.rollout_id:
             self.dropped[body.reason] += _remove_rollout(group, body)
             return
         self.dropped[body.reason] += len(group.valid_indices())
         del self.live[body.group_id]
+
+    def _apply_drop_from_batch(self, body: journal_pb2.JournalDrop) -> None:
+        """Drop a rollout of a batch that is trained again, and goes without it."""
+        groups = [each for groups in self.batches.values() for each in groups]
+        group = next((each for each in groups if each.group_id == body.group_id), None)
+        if group is not None and body.rollout_id and body.reason in MASKED:
+            removed = _remove_rollout(group, body)
+            self.trained -= removed
+            self.dropped[body.reason] += removed
 
     def _apply_batch(self, body: journal_pb2.JournalBatch) -> None:
         step = StepId(body.phase, body.step)

@@ -281,6 +281,8 @@ class FeedbackPhase:
             raise DamagedWindowError(str(error)) from error
         indices = group.valid_indices()
         read = await self._read(manifest, indices)
+        for index, reason in sorted(read.masked.items()):
+            drop_rollout(run.book, group, manifest.rollouts[index].rollout, reason)
         if read.masked:
             reasons = ", ".join(sorted(set(read.masked.values())))
             lost = f"{len(read.masked)} of {len(indices)} rollouts of {group.group_id}"
