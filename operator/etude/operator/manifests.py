@@ -5,13 +5,17 @@ import json
 import re
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from pydantic import ValidationError
+
+from etude.common.api.kinds import ApiObject
 from etude.common.api.meta import API_VERSION
 from etude.common.api.schema import crd
 from etude.operator import names
 
 Manifest = dict[str, Any]
+M = TypeVar("M", bound=ApiObject)
 
 
 class ApiResource(NamedTuple):
@@ -253,3 +257,16 @@ def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
         elif value != known:
             patch[key] = value
     return patch
+
+
+def parse_object(model: type[M], manifest: Manifest | None) -> M | None:
+    """Parse an object; None if there is none, or if it has fields that cannot be read.
+
+    Its own pass reports those; an object that names it goes on without it.
+    """
+    if manifest is None:
+        return None
+    try:
+        return model.parse_known_fields(manifest)
+    except ValidationError:
+        return None

@@ -1,10 +1,7 @@
 """Decision about one checkpoint: verify its data once, delete the data before the object."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-
-from pydantic import ValidationError
 
 from etude.common.api.checkpoint.status import CheckpointStatus
 from etude.common.api.kinds import Checkpoint, RLRun
@@ -25,7 +22,7 @@ from etude.operator.checkpoints.status import (
 )
 from etude.operator.clock import parse_rfc3339
 from etude.operator.conditions import ConditionFact, false_condition, true_condition
-from etude.operator.kube.interface import Cluster, NamespaceClosingError
+from etude.operator.kube.interface import Cluster, NamespaceClosingError, read_object
 from etude.operator.kube.workload_controllers import JOB_COMPLETE, JOB_FAILED
 from etude.operator.manifests import (
     Manifest,
@@ -124,10 +121,7 @@ def _run(cluster: Cluster, checkpoint: Checkpoint) -> RLRun | None:
     is_needed = _is_request(checkpoint) or checkpoint.spec.verify == "Load"
     if about is None or not is_needed:
         return None
-    found = cluster.get(Ref("RLRun", checkpoint.metadata.namespace, about.name))
-    with suppress(ValidationError):
-        return None if found is None else RLRun.parse_known_fields(found)
-    return None
+    return read_object(cluster, RLRun, checkpoint.metadata.namespace, about.name)
 
 
 def _needs_egress_policy(cluster: Cluster, checkpoint: Checkpoint) -> bool:

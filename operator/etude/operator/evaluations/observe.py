@@ -1,21 +1,15 @@
 """Observed state of an evaluation, from caches alone."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-from pydantic import ValidationError
-
-from etude.common.api.kinds import ApiObject, Checkpoint, EnvPool, EvalRun, RLRun
+from etude.common.api.kinds import Checkpoint, EnvPool, EvalRun, RLRun
 from etude.operator import names
 from etude.operator.conditions import ConditionFact
 from etude.operator.evaluations.children import job_ref
 from etude.operator.integrations import cert_manager
-from etude.operator.kube.interface import Cluster
+from etude.operator.kube.interface import Cluster, read_object
 from etude.operator.manifests import Manifest, Ref, labels, ref, uid
-
-M = TypeVar("M", bound=ApiObject)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +43,7 @@ def observe_evaluation(
     children = {ref(m): m for m in cluster.list_owned(evaluation.metadata.uid)}
     job = children.get(job_ref(evaluation))
     sets = [m for key, m in children.items() if key.kind == "StatefulSet"]
-    checkpoint = _read(cluster, Checkpoint, "Checkpoint", namespace, spec.checkpoint_ref.name)
+    checkpoint = read_object(cluster, Checkpoint, namespace, spec.checkpoint_ref.name)
     comparison = spec.comparison
     return ObservedEvaluation(
         checkpoint=checkpoint,
@@ -58,11 +52,11 @@ def observe_evaluation(
         pools={
             each.name: pool
             for each in spec.environments
-            if (pool := _read(cluster, EnvPool, "EnvPool", namespace, each.pool_ref.name))
+            if (pool := read_object(cluster, EnvPool, namespace, each.pool_ref.name))
         },
         baseline=None
         if comparison is None
-        else _read(cluster, EvalRun, "EvalRun", namespace, comparison.baseline_ref.name),
+        else read_object(cluster, EvalRun, namespace, comparison.baseline_ref.name),
         children=children,
         pods=[pod for each in sets for pod in cluster.list_owned(uid(each))],
         job_pods=[] if job is None else list(cluster.list_owned(uid(job))),
@@ -76,16 +70,8 @@ def _run(cluster: Cluster, checkpoint: Checkpoint | None) -> RLRun | None:
     about = checkpoint.spec.run_ref if checkpoint is not None else None
     if checkpoint is None or about is None:
         return None
-    run = _read(cluster, RLRun, "RLRun", checkpoint.metadata.namespace, about.name)
+    run = read_object(cluster, RLRun, checkpoint.metadata.namespace, about.name)
     return None if run is None or about.uid not in {None, run.metadata.uid} else run
-
-
-def _read(cluster: Cluster, model: type[M], kind: str, namespace: str, name: str) -> M | None:
-    """An object by name; None if it is missing or its spec is invalid."""
-    found = cluster.get(Ref(kind, namespace, name))
-    with suppress(ValidationError):
-        return None if found is None else model.parse_known_fields(found)
-    return None
 
 
 def evaluation_of(child: Manifest) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, Protocol
 
 from etude.common.errors import EtudeError, UnavailableError
-from etude.operator.manifests import Manifest, Ref
+from etude.operator.manifests import M, Manifest, Ref, parse_object
 from etude.operator.reasons import Reason
 
 Listener = Callable[[Manifest], None]
@@ -115,3 +115,8 @@ class Cluster(Protocol):
         ...
 
     def subscribe(self, listener: Listener) -> None: ...
+
+
+def read_object(cluster: Cluster, model: type[M], namespace: str, name: str) -> M | None:
+    """Read an object of ours; None if it is missing, or has fields that cannot be read."""
+    return parse_object(model, cluster.get(Ref(model.__name__, namespace, name)))

@@ -1,10 +1,7 @@
 """Observed state of a run, from caches alone."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-
-from pydantic import ValidationError
 
 from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
 from etude.operator import names
@@ -12,7 +9,7 @@ from etude.operator.builders import run_spec
 from etude.operator.checkpoints.status import is_ready, is_verification_over
 from etude.operator.conditions import ConditionFact, is_condition_true
 from etude.operator.integrations import apis
-from etude.operator.kube.interface import Cluster
+from etude.operator.kube.interface import Cluster, read_object
 from etude.operator.manifests import (
     CREATE_ONLY,
     Manifest,
@@ -21,6 +18,7 @@ from etude.operator.manifests import (
     is_deleting,
     is_true,
     labels,
+    parse_object,
     ref,
     uid,
 )
@@ -201,7 +199,7 @@ def observe_run(
     """Everything that a decision about this run depends on."""
     owned = cluster.list_owned(run.metadata.uid)
     children = {ref(m): m for m in owned if m["kind"] != "Checkpoint"}
-    readable = [_checkpoint(m) for m in owned if m["kind"] == "Checkpoint"]
+    readable = [parse_object(Checkpoint, m) for m in owned if m["kind"] == "Checkpoint"]
     checkpoints = [c for c in readable if c is not None and _names_run(c, run)]
     pools = _pools(cluster, run)
     return ObservedRun(
@@ -260,10 +258,9 @@ def _pools(cluster: Cluster, run: RLRun) -> dict[str, EnvPool]:
         key = Ref("EnvPool", run.metadata.namespace, run_spec.pool_name(run, role))
         manifest = cluster.get(key)
         is_own = manifest is not None and controller_uid(manifest) == run.metadata.uid
-        if manifest is not None and (is_own or role.pool_ref is not None):
-            # A spec that our schema refuses is reported in the pool's own status.
-            with suppress(ValidationError):
-                pools[role.name] = EnvPool.parse_known_fields(manifest)
+        pool = parse_object(EnvPool, manifest)
+        if pool is not None and (is_own or role.pool_ref is not None):
+            pools[role.name] = pool
     return pools
 
 
@@ -278,22 +275,13 @@ def _model(cluster: Cluster, run: RLRun) -> Checkpoint | None:
     about = run.spec.model.checkpoint_ref
     if about is None:
         return None
-    found = cluster.get(Ref("Checkpoint", run.metadata.namespace, about.name))
-    return None if found is None else _checkpoint(found)
+    return read_object(cluster, Checkpoint, run.metadata.namespace, about.name)
 
 
 def _sandboxes(book: ReportStore, run: RLRun, pools: Iterable[EnvPool]) -> int:
     """Leases of the run; a pool that serves two of its environments is counted once."""
     said = (book.pool(uid).newest for uid in {pool.metadata.uid for pool in pools})
     return sum(each.leased_by_run.get(run.metadata.uid, 0) for each in said if each is not None)
-
-
-def _checkpoint(manifest: Manifest) -> Checkpoint | None:
-    """The checkpoint; None if a newer operator wrote fields that this one cannot read."""
-    try:
-        return Checkpoint.parse_known_fields(manifest)
-    except ValidationError:
-        return None
 
 
 def _names_run(checkpoint: Checkpoint, run: RLRun) -> bool:
