@@ -118,5 +118,5 @@ class Cluster(Protocol):
 
 
 def read_object(cluster: Cluster, model: type[M], namespace: str, name: str) -> M | None:
-    """Read an object of ours; None if it is missing, or has fields that cannot be read."""
+    """Read an object of our kinds; None if it is missing, or has fields that cannot be read."""
     return parse_object(model, cluster.get(Ref(model.__name__, namespace, name)))
