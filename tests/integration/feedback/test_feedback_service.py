@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -71,3 +72,26 @@ async def test_a_second_service_takes_the_ledger_over(
         assert {name.partition("-")[0] for name in await second.export()} == {"1", "2"}
     finally:
         await second.stop(signal.SIGKILL)
+
+
+async def test_a_service_waits_for_a_store_that_is_away_and_ends_when_told(tmp_path: Path) -> None:
+    service = FeedbackProcess.prepare(tmp_path)
+    access = {f"AWS_{name}": "x" for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}
+    env = service.env | {
+        "ETUDE_FEEDBACK_STORE": "s3://bucket/ledger",
+        "ETUDE_FEEDBACK_KEY_STORE": "s3://bucket/keys",
+        "ETUDE_FEEDBACK_STORE_ENDPOINT": f"http://127.0.0.1:{free_port()}",
+        **access,
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "etude.feedback.main"), env=env, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    line = (await process.stderr.readline()).decode()
+    while "opening the ledger failed and is retried: s3://bucket/ledger" not in line:
+        assert line, "it ended"
+        line = (await process.stderr.readline()).decode()
+    process.send_signal(signal.SIGTERM)
+    _, rest = await process.communicate()
+    assert process.returncode == 0
+    assert b"Traceback" not in rest

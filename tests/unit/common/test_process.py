@@ -77,9 +77,23 @@ async def fail(error: Exception) -> None:
         (UserError(Problem("InvalidSpec", "cannot be read", "run.json", "write it again")), 78),
         (OSError("the port is taken"), 1),
         (StoreError("the store does not answer"), 1),
+        (ExceptionGroup("tasks", [ExceptionGroup("more", [StoreError("no answer")])]), 1),
+        (
+            ExceptionGroup(
+                "tasks", [OSError("no"), UserError(Problem("InvalidKeys", "none", "keys", "add"))]
+            ),
+            78,
+        ),
     ],
 )
 def test_a_known_error_of_a_service_exits_with_its_code(error: Exception, code: int) -> None:
     with pytest.raises(SystemExit) as end:
         run_service("etude-test", fail(error))
     assert end.value.code == code
+
+
+def test_an_unknown_error_of_a_service_is_raised_whole() -> None:
+    errors = ExceptionGroup("tasks", [StoreError("no answer"), KeyError("unknown")])
+    with pytest.raises(ExceptionGroup) as caught:
+        run_service("etude-test", fail(errors))
+    assert caught.value is errors

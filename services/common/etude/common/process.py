@@ -44,13 +44,28 @@ def read_settings(program: str, read: Callable[[], _Settings]) -> _Settings:
 
 
 def run_service(program: str, service: Coroutine[None, None, None]) -> None:
-    """Run a service until it returns; an error of a user or of the system exits with one line."""
+    """Run a service until it returns; an error of a user or of the system exits with one line.
+
+    So do several of its tasks that fail together; with an unknown error among them, all are raised.
+    """
     try:
         asyncio.run(service)
-    except UserError as error:
-        exit_with(program, str(error), EXIT_CONFIGURATION)
-    except (OSError, EtudeError) as error:
-        exit_with(program, str(error), 1)
+    except Exception as error:
+        causes = list(root_causes(error))
+        if not all(isinstance(each, OSError | EtudeError) for each in causes):
+            raise
+        user_errors = [each for each in causes if isinstance(each, UserError)]
+        code = EXIT_CONFIGURATION if user_errors else 1
+        exit_with(program, str((user_errors or causes)[0]), code)
+
+
+def root_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors of nested exception groups; one that is no group is its own."""
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from root_causes(each)
+    else:
+        yield error
 
 
 def exit_with(program: str, message: str, code: int) -> NoReturn:

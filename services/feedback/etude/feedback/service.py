@@ -10,10 +10,11 @@ from typing import NoReturn
 
 from etude.common import process
 from etude.common.api_keys import ApiKeyFile
-from etude.common.blobs import probe
+from etude.common.blobs import StoreRefusedError, probe
 from etude.common.errors import EtudeError, FencedError
 from etude.common.http_server import HttpServer, http_config, open_listener, require_tls
 from etude.common.probes import Probes
+from etude.common.store_retry import StoreRetry
 from etude.common.stores import open_run_store
 from etude.feedback.clock import LedgerClock
 from etude.feedback.ingest.app import build_application
@@ -38,7 +39,10 @@ async def serve(settings: Settings) -> None:
     stop = asyncio.Event()
     with open_listener(settings.host, settings.port) as listener, process.shutdown_signals(stop):
         await probes.start()
-        ledger = await asyncio.to_thread(_open, settings, secret)
+        ledger = await _open_patiently(settings, secret, stop)
+        if ledger is None:
+            await probes.stop()
+            return
         app = build_application(keys, EventIntake(ledger))
         server = HttpServer(http_config(app, tls_folder=settings.tls_folder))
         tasks = [_end_if_fenced(each) for each in _passes(settings, ledger, stop)]
@@ -104,6 +108,36 @@ def _end_process(error: EtudeError) -> NoReturn:
     sys.stderr.write(f"etude-feedback: {error}\n")
     sys.stderr.flush()
     os._exit(1)
+
+
+async def _open_patiently(
+    settings: Settings, secret: LedgerSecret, stop: asyncio.Event
+) -> FeedbackLedger | None:
+    """Open the ledger once its stores answer; None if told to stop before.
+
+    Raises:
+        StoreRefusedError: a store answered that it never will.
+    """
+
+    def try_to_open() -> FeedbackLedger | StoreRefusedError:
+        try:
+            return _open(settings, secret)
+        except StoreRefusedError as error:
+            return error
+
+    opening = asyncio.ensure_future(
+        StoreRetry().retry("opening the ledger", lambda: asyncio.to_thread(try_to_open))
+    )
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not opening.done():
+        opening.cancel()
+        return None
+    opened = opening.result()
+    if isinstance(opened, StoreRefusedError):
+        raise opened
+    return opened
 
 
 def _open(settings: Settings, secret: LedgerSecret) -> FeedbackLedger:

@@ -7,6 +7,7 @@ from etude.agent.chat import ChatFormat
 from etude.common.api.run.phases import Phase
 from etude.common.blobs import Store
 from etude.common.errors import StoreError
+from etude.common.process import root_causes
 from etude.common.role_inputs import ResolvedRun
 from etude.common.run_folder.record import RunRecord
 from etude.trainer import metrics
@@ -203,6 +204,4 @@ class Run:
 
 def root_cause(error: BaseException) -> BaseException:
     """First error of nested exception groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    return next(root_causes(error))
