@@ -246,6 +246,38 @@ async def test_a_damaged_record_leaves_the_one_before_it_in_force(followed: Foll
     assert followed.follower.status.reason == ""
 
 
+@pytest.mark.parametrize("spoiled", ["damaged", "of another run"])
+async def test_an_engine_that_starts_serves_the_newest_record_that_can_be_used(
+    followed: Followed, spoiled: str
+) -> None:
+    for number in range(2):
+        followed.publish(number)
+    for number in (0, 1):
+        followed.channel.serve(number)
+    if spoiled == "damaged":
+        followed.store.put(channel_key(STABLE, 3), b"{}")
+    else:
+        ChannelWriter(followed.store, STABLE, run_uid="uid-other", number=2).serve(1)
+    await followed.follower.catch_up()
+    followed.assert_serves(1)
+    assert [version.number for version in followed.engine.activated] == [1]
+    with pytest.raises(CorruptError):
+        await followed.follower.catch_up()
+    assert read_metric("etude_channel_record") == 2
+    assert read_metric("etude_channel_followed") == 0
+    followed.channel.number = 3
+    await followed.serve(0)
+    followed.assert_serves(0)
+
+
+async def test_without_a_record_that_can_be_used_nothing_is_served(followed: Followed) -> None:
+    followed.publish(0)
+    followed.store.put(channel_key(STABLE, 1), b"{}")
+    with pytest.raises(CorruptError):
+        await followed.follower.catch_up()
+    assert followed.engine.live is None
+
+
 async def test_serving_goes_on_while_the_store_is_away(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

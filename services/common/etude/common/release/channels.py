@@ -6,8 +6,9 @@ Engines and gateways follow the records alone: while nothing is written, everyth
 goes on as it is. A roll-back is one more record.
 """
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
@@ -116,16 +117,19 @@ def newest_record(store: Store, channel: str, *, known: int = 0) -> ChannelRecor
         CorruptError: it is damaged.
         StoreError: the store did not answer.
     """
-    prefix = _prefix(channel)
-    after = channel_key(channel, known) if known else ""
-    numbers = (
-        info.key.removeprefix(prefix).removesuffix(".json")
-        for info in store.list(prefix, after=after)
-    )
-    newest = max((int(text) for text in numbers if _DIGITS.fullmatch(text)), default=0)
-    if not newest:
-        return None
-    return read_record(store, channel, newest)
+    numbers = _list_numbers(store, channel, known=known)
+    return read_record(store, channel, numbers[0]) if numbers else None
+
+
+def find_readable_records(store: Store, channel: str) -> Iterator[ChannelRecord]:
+    """Find the records of a channel that are not damaged, newest first.
+
+    Raises:
+        StoreError: the store did not answer.
+    """
+    for number in _list_numbers(store, channel):
+        with contextlib.suppress(CorruptError, MissingError):
+            yield read_record(store, channel, number)
 
 
 def retained_versions(store: Store, run_uid: str) -> frozenset[VersionId]:
@@ -163,6 +167,17 @@ def _last_two(
         if len(versions) == 2:
             break
     return frozenset(versions)
+
+
+def _list_numbers(store: Store, channel: str, *, known: int = 0) -> list[int]:
+    """Numbers of the records behind a known one, newest first."""
+    prefix = _prefix(channel)
+    after = channel_key(channel, known) if known else ""
+    names = (
+        info.key.removeprefix(prefix).removesuffix(".json")
+        for info in store.list(prefix, after=after)
+    )
+    return sorted((int(text) for text in names if _DIGITS.fullmatch(text)), reverse=True)
 
 
 def _parse(channel: str, number: int, data: bytes, *, where: str) -> ChannelRecord:

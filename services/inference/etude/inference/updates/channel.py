@@ -2,13 +2,21 @@
 
 import asyncio
 import contextlib
+import logging
 from dataclasses import dataclass
 
 from etude.common.blobs import Store
 from etude.common.errors import CorruptError, EtudeError
-from etude.common.release.channels import ChannelRecord, channel_key, newest_record
+from etude.common.release.channels import (
+    ChannelRecord,
+    channel_key,
+    find_readable_records,
+    newest_record,
+)
 from etude.common.weights import VersionId
 from etude.inference import metrics
+
+log = logging.getLogger(__name__)
 
 SERVES_NOTHING = "ChannelServesNothing"
 """Reason in the status; the version that was served last stays live."""
@@ -31,6 +39,9 @@ class FollowedChannel:
     def poll(self) -> VersionId | None:
         """Read the channel, and return the version that it serves; None if it serves nothing.
 
+        An engine that starts and cannot use the newest record serves the one before, as engines do
+        that ran when the newest was written; its next look raises.
+
         Raises:
             CorruptError: the newest record is damaged, or names a version of another run; the
                 record before it counts.
@@ -43,9 +54,13 @@ class FollowedChannel:
                 self._check_run(newest)
                 self.record = newest
                 metrics.CHANNEL_RECORD.labels(self.name).set(newest.number)
-        except CorruptError:
+        except CorruptError as error:
             metrics.CHANNEL_FOLLOWED.labels(self.name).set(0)
-            raise
+            if self.record is not None or (earlier := self._find_earlier()) is None:
+                raise
+            log.warning("record %d counts: %s", earlier.number, error)
+            self.record = earlier
+            metrics.CHANNEL_RECORD.labels(self.name).set(earlier.number)
         return self.version
 
     async def wait(self, delay_s: float) -> None:
@@ -75,6 +90,14 @@ class FollowedChannel:
     def observe(self, live: VersionId | None) -> None:
         """Update the metric of an engine with this live version."""
         metrics.CHANNEL_FOLLOWED.labels(self.name).set(self.version in {None, live})
+
+    def _find_earlier(self) -> ChannelRecord | None:
+        """Find the newest record that can be used; None if there is none."""
+        for record in find_readable_records(self.store, self.name):
+            with contextlib.suppress(CorruptError):
+                self._check_run(record)
+                return record
+        return None
 
     def _check_run(self, record: ChannelRecord) -> None:
         if record.served is not None and record.served.run_uid != self.run_uid:
