@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit test-privacy search-model system-deps buf
+.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit test-privacy search-model system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -80,6 +80,10 @@ chaos-weights: $(READY) ## 1,000 versions under faults on a folder and on MinIO,
 minio: $(READY) ## build a MinIO server, and run the object store's tests on it too (needs Go)
 	$(RUN) python hack/minio.py
 	ETUDE_REQUIRE=minio $(RUN) pytest tests/contract/test_store.py tests/contract/test_store_faults.py tests/contract/test_weights_stores.py tests/unit/cli/test_storage_verb.py
+
+event-servers: $(READY) ## build a NATS server, and run the tests of relays on it (needs Go)
+	$(RUN) python hack/event_servers.py
+	ETUDE_REQUIRE=event-servers $(RUN) pytest tests/integration/feedback/test_nats_relay.py
 
 testbed: $(READY) ## build and start a real control plane and node, and run the cluster tests on it
 	$(RUN) python hack/testbed/build.py

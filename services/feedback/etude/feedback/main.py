@@ -1,4 +1,4 @@
-"""Entry point of the feedback service: serve, audit ledger and windows, or make an API key."""
+"""Entry point of the feedback service: serve, audit, make an API key, or relay events."""
 
 import sys
 from collections.abc import Coroutine
@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from etude.common import process
 from etude.feedback.settings import Settings
 
-_USAGE = "usage: etude-feedback [serve], or audit, or key USER SCOPES"
+_USAGE = "usage: etude-feedback [serve], or audit, or key USER SCOPES, or relay from-nats | to-nats"
 
 
 def main() -> None:
@@ -28,6 +28,8 @@ def _command(arguments: list[str]) -> Coroutine[None, None, None]:
             from etude.feedback.commands.audit import audit
 
             return audit(audit_settings)
+        case ["relay", ("from-nats" | "to-nats") as direction]:
+            return _relay(direction)
         case ["key", user, scopes]:
             from etude.common import api_keys
             from etude.common.errors import UserError
@@ -44,6 +46,15 @@ def _command(arguments: list[str]) -> Coroutine[None, None, None]:
             sys.exit(0)
         case _:
             raise ValueError(_USAGE)
+
+
+def _relay(direction: str) -> Coroutine[None, None, None]:
+    try:
+        from etude.feedback.relays.command import RelaySettings, run_relay
+    except ModuleNotFoundError as error:
+        hint = f"{error.name} is not installed: pip install 'etude[feedback,nats]'"
+        process.exit_with("etude-feedback", hint, process.EXIT_CONFIGURATION)
+    return run_relay(RelaySettings.from_env(direction))
 
 
 if __name__ == "__main__":
