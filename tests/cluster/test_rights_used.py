@@ -44,6 +44,10 @@ UNSEEN |= {
     Right(group, plural, "patch"): "another release may render it otherwise"
     for group, plural in CHANGED
 }
+UNSEEN |= {
+    Right("etude.dev", "evalruns", verb): "a route asks once its service of feedback has reported"
+    for verb in ("get", "create", "patch", "delete")
+}
 """Rights that no request of the log shows, each with the reason to have it."""
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
 

@@ -89,4 +89,13 @@ EVAL_RUN = {
     "timeoutSeconds": f"{OPERATOR}.evaluations.children",
 }
 
+OWN = ("checkpointRef.", "comparison.")
+"""Fields that a route does not have: it chooses checkpoint and baseline."""
+ROUTE |= {
+    f"gate.evaluation.{path}": reader if "." in path else f"{reader} spec"
+    for path, reader in EVAL_RUN.items()
+    if not path.startswith(OWN)
+}
+"""A route copies them into its EvalRuns."""
+
 KNOBS = {"PolicyRoute": ROUTE, "EvalRun": EVAL_RUN}

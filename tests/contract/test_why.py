@@ -154,6 +154,8 @@ WELL = {
     # Of kinds that no run waits for.
     *(Reason.SERVING, Reason.NOT_SERVING, Reason.WAITING_FOR_BASELINE),
     *(Reason.EVALUATING, Reason.EVALUATED, Reason.EVALUATION_FAILED),
+    *(Reason.NO_NEW_CHECKPOINT, Reason.PROPOSED, Reason.NOT_AUTOMATIC, Reason.NO_STABLE_VERSION),
+    *(Reason.NO_BASELINE, Reason.NOT_ENOUGH_DATA, Reason.GATE_REFUSED, Reason.PROPOSAL_REFUSED),
 }
 """Reasons that keep nobody waiting."""
 

@@ -30,6 +30,7 @@ EXAMPLES = {
     "rollback": ("etude rollback", "etude rollback 1.41 --reason 'deletes tests'"),
     "freeze": ("etude freeze", "etude freeze --reason 'holidays' --key-file admin.key"),
     "unfreeze": ("etude unfreeze", "etude unfreeze --at feedback.lab:7061"),
+    "release propose": ("etude release propose held-out demo --key-file admin.key",),
     "release status": ("etude release status", "etude release status --json"),
     "generate": (
         "etude tasks generate small --train 32",

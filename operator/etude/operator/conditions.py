@@ -79,7 +79,10 @@ class ConditionTransition(NamedTuple):
 
 WARN_WHEN_TRUE = {"Failed", "Stalled", "Degraded", "HardCapped"}
 WARN_WHEN_FALSE = {"Accepted", "CheckpointHealthy"}
-RECORD_WHEN_TRUE = {"Accepted", "Ready", "Available", "Suspended", "Complete", "Verified"}
+RECORD_WHEN_TRUE = {
+    *("Accepted", "Ready", "Available", "Suspended", "Complete", "Verified"),
+    "CandidateProposed",
+}
 
 
 def condition_transitions(

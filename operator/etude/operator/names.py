@@ -101,3 +101,9 @@ def own_pool(run: str, environment: str) -> str:
 def checkpoint(run: str, *, step: int, manifest_digest: str) -> str:
     """A checkpoint; repeated reports of one state give one name."""
     return f"{run}-s{step:08d}-{manifest_digest[:6]}"
+
+
+def evaluation(route: str, number: int, digest: str) -> str:
+    """An evaluation that a route makes, of a version with this number."""
+    end = f"-v{number}-{digest[:8]}"
+    return f"{route[: MAX_NAME - len(end)].rstrip('-')}{end}"

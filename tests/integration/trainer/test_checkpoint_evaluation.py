@@ -13,7 +13,8 @@ from tests.support.weights.publishing import TrainedPolicy
 
 from etude.common.api.checkpoint.spec import CheckpointSource
 from etude.common.api.evaluation.spec import EvalRunSpec
-from etude.common.api.evaluation.status import EvaluationResult, SuiteResult
+from etude.common.api.evaluation.status import EvaluationResult, MetricResult, SuiteResult
+from etude.common.api.route.release import MAX_GATE_MARGINS, MAX_GATE_SUITES
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.checkpoints import manifest as checkpoints
 from etude.common.checkpoints.manifest import CheckpointManifest
@@ -222,6 +223,10 @@ async def test_a_checkpoint_is_compared_with_the_baseline_task_by_task(world: Wo
     (suite,) = result.suites
     assert (result.verdict, suite.verdict, suite.difference) == ("Refused", "Refused", "-1.0000")
     assert suite.sentence.startswith("refused: success worse by 100.0 points")
+    (figures,) = suite.comparisons
+    assert (figures.metric, figures.difference, figures.tasks) == ("Success", "-1", NUM_TASKS)
+    assert (figures.scored, figures.baseline_scored) == (suite.samples, suite.samples)
+    assert result.baseline_policy == result.policy == "1.2"
 
 
 async def test_a_suite_that_the_baseline_lacks_decides_nothing(world: World) -> None:
@@ -262,6 +267,33 @@ def test_a_long_result_is_handed_over_without_its_sentences() -> None:
     assert len(text.encode()) <= program.MAX_MESSAGE
     handed = EvaluationResult.model_validate(json.loads(text))
     assert [each.mean for each in handed.suites] == ["0.5000"] * 8
+
+
+def test_the_figures_of_the_largest_gate_are_handed_over() -> None:
+    text = {"difference": "-0.0001235", "low": "-0.0001235", "high": "-0.0001235"}
+    names = ("baseline_expected", "baseline_scored", "expected", "scored", "tasks", "unpaired")
+    counts = dict.fromkeys(names, 10_000)
+    found = tuple(
+        MetricResult(metric=metric, **text, **counts)
+        for metric in ("EditsWithoutEvidence", "SampledTokens", "Success")[:MAX_GATE_MARGINS]
+    )
+    figures = {"mean": "0.5000", "best_of": "0.7500", "reward": "-0.2500", "low": "-0.0100"}
+    suites = tuple(
+        SuiteResult(
+            name=f"{'s' * 60}-{n}",
+            **dict.fromkeys(("tasks", "samples"), 10_000),
+            verdict="Refused",
+            sentence="x" * 240,
+            comparisons=found,
+            **figures,
+        )
+        for n in range(MAX_GATE_SUITES)
+    )
+    result = EvaluationResult(
+        policy="1.2", manifest_digest="a" * 64, baseline_policy="1.1", suites=suites
+    )
+    handed = EvaluationResult.model_validate(json.loads(result_message(result)))
+    assert [each.comparisons for each in handed.suites] == [found] * MAX_GATE_SUITES
 
 
 async def _run_program(world: World, *, stop: Callable[[], bool] | None = None) -> tuple[int, str]:

@@ -24,6 +24,7 @@ EXAMPLES = {
     "checkpoint": ("kubectl etude checkpoint demo", "kubectl etude checkpoint demo --now --wait"),
     "suspend": ("kubectl etude suspend demo", "kubectl etude suspend demo --wait"),
     "resume": ("kubectl etude resume demo", "kubectl etude resume demo --wait"),
+    "propose": ("kubectl etude propose coder --evalrun coder-v42-1f0c22d9",),
     "promote": ("kubectl etude promote coder", "kubectl etude promote coder --version 1.42"),
     "rollback": (
         "kubectl etude rollback coder",
@@ -61,6 +62,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "stacks": logs.stacks,
     "suspend": suspend.suspend,
     "resume": suspend.resume,
+    "propose": release.propose,
     "promote": release.promote,
     "rollback": release.rollback,
     "freeze": release.freeze,

@@ -1,6 +1,7 @@
 """Client of the service that decides about a route's releases."""
 
 import contextlib
+import json
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -11,7 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import grpc
 from google.protobuf.json_format import MessageToDict
 
+from etude.common.api.evaluation.status import EvaluationResult
+from etude.common.api.kinds import Checkpoint, EvalRun
 from etude.common.errors import Problem, UserError
+from etude.common.release.proposal import build_proposal
 from etude.common.rpc import channels
 from etude.common.weights import VersionId
 from etude.v1 import release_pb2, release_pb2_grpc
@@ -58,12 +62,57 @@ def read_key(path: Path | None) -> str:
         raise UserError(Problem("NotFound", str(error), str(path), fix)) from error
 
 
+class Evaluated(NamedTuple):
+    """A checkpoint of a run on this machine, with the result of its evaluation."""
+
+    uid: str
+    """Of the EvalRun."""
+    run_uid: str
+    checkpoint: str
+    result: EvaluationResult
+
+
+def read_evaluation(folder: Path, name: str) -> Evaluated:
+    """Read the result of an EvalRun from a run's folder.
+
+    Raises:
+        UserError: there is none, or it is not finished.
+    """
+    fix = "run etude eval with its manifest first"
+    try:
+        objects = json.loads((folder / "objects.json").read_bytes())
+        found = {(each["kind"], each["metadata"]["name"]): each for each in objects}
+        evaluation = EvalRun.parse_known_fields(found["EvalRun", name])
+        checkpoint_name = evaluation.spec.checkpoint_ref.name
+        checkpoint = Checkpoint.parse_known_fields(found["Checkpoint", checkpoint_name])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = "is no EvalRun of this run whose checkpoint is there"
+        raise UserError(Problem("NotFound", what, f"{name} in {folder}", fix)) from error
+    run = checkpoint.spec.run_ref
+    if not evaluation.status.policy or run is None or run.uid is None:
+        what = f"is {evaluation.status.phase or 'Pending'}, not Complete"
+        raise UserError(Problem("NotReady", what, f"EvalRun {name}", fix))
+    return Evaluated(evaluation.metadata.uid, run.uid, checkpoint_name, evaluation.status)
+
+
 @dataclass(frozen=True, slots=True)
 class ReleaseClient:
     """Asks one service. Every method raises UserError where it is refused."""
 
     address: str
     key: str
+
+    async def propose(self, found: Evaluated, reason: str, request_id: str) -> DecisionText:
+        """Propose an evaluated checkpoint; the same evaluation is answered once."""
+        stable = (await self.read_status()).stable
+        request = build_proposal(
+            found.result, stable, run_uid=found.run_uid, checkpoint=found.checkpoint
+        )
+        request.caller.CopyFrom(_caller(reason, request_id or f"propose-{found.uid}"))
+        async with self._stub() as stub:
+            return _text(
+                (await stub.Propose(request, metadata=self._metadata, timeout=DEADLINE_S)).decision
+            )
 
     async def promote(
         self, version: str, reason: str, request_id: str, *, without_gate: bool

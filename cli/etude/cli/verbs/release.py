@@ -8,9 +8,11 @@ import typer
 
 from etude.cli.examples import epilog
 from etude.cli.output import Exit, console, print_row
-from etude.cli.verbs.options import AsJson
+from etude.cli.verbs.options import AsJson, RunFolder
 
-app = typer.Typer(no_args_is_help=True, help="Show which version users are served.")
+app = typer.Typer(
+    no_args_is_help=True, help="Propose a version, and show which one users are served."
+)
 
 At = Annotated[str, typer.Option(help="host:port of the feedback service's requests.")]
 KeyFile = Annotated[
@@ -28,9 +30,28 @@ LOCAL = "127.0.0.1:7061"
 _VERSION = "RUN_UID@EPOCH.NUMBER; EPOCH.NUMBER alone for one that is in use or tested."
 
 
-@app.callback()
-def group() -> None:
-    """Keep `status` a verb of its own, though it is the only one."""
+@app.command(epilog=epilog("release propose"))
+def propose(
+    evaluation: Annotated[str, typer.Argument(help="Name of a finished EvalRun of `etude eval`.")],
+    run: RunFolder,
+    *,
+    reason: Reason = "",
+    at: At = LOCAL,
+    key_file: KeyFile = None,
+    request_id: Annotated[
+        str, typer.Option(help="Name of the request; that of the EvalRun if empty.")
+    ] = "",
+) -> None:
+    """Try an evaluated checkpoint with users, if the gate lets it pass.
+
+    Exits with 1 if the decision is to refuse.
+    """
+    from etude.cli import runs
+    from etude.cli.releases import client
+
+    result = client.read_evaluation(runs.folder_of(run), evaluation)
+    service = client.ReleaseClient(at, client.read_key(key_file))
+    _print(asyncio.run(service.propose(result, reason, request_id)))
 
 
 def promote(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from etude.common.api.kinds import PolicyRoute, RLRun
+from etude.common.api.route.release import RouteGate
 from etude.common.api.route.spec import ServicePods
 from etude.common.api.run.role_spec import EngineRole
 from etude.common.api.run.spec import RLRunSpec
@@ -51,6 +52,14 @@ LEAVE_S = 5
 
 READ_BY_ENGINES = frozenset(("model", "storage", "phases", "weights", "observability"))
 """Parts of a run's spec that its engines read, roles.inference apart."""
+
+
+def _gate_rules(gate: RouteGate) -> dict[str, object]:
+    """The gate as the feedback service reads it: of the evaluation, the names of the suites."""
+    rules = {key: value for key, value in gate.to_json().items() if key != "evaluation"}
+    if gate.evaluation is None:
+        return rules
+    return rules | {"suites": [suite.name for suite in gate.evaluation.suites]}
 
 
 class _Builder(NamedTuple):
@@ -103,7 +112,7 @@ class _Builder(NamedTuple):
         spec = self.route.spec
         rules = {
             "policy": spec.policy,
-            "gate": spec.gate.to_json(),
+            "gate": _gate_rules(spec.gate),
             "canary": spec.canary.to_json(),
         }
         config = config_map(self.route, name, labels, {"release.json": rules})

@@ -226,6 +226,8 @@ class MemoryRemoteClient(RemoteClient):
     )
     commands: list[run_pb2.CommandRequest] = field(default_factory=list)
     release_orders: list[ReleaseOrder] = field(default_factory=list)
+    refusal: str = ""
+    """Sentence with which every order is refused; none is without it."""
     drained: dict[str, frozenset[str]] = field(default_factory=dict)
     """Hosts of the last request, by broker."""
     hosts_in_use: set[str] = field(default_factory=set)
@@ -262,6 +264,8 @@ class MemoryRemoteClient(RemoteClient):
         if target in self.unresponsive:
             raise RemoteError(f"{target}: does not answer")
         self.release_orders.append(order)
+        if self.refusal:
+            return release_pb2.ReleaseDecision(action="Refuse", sentence=self.refusal)
         return release_pb2.ReleaseDecision(action=order.request.action, sentence="as asked")
 
     @override

@@ -1,4 +1,4 @@
-"""Orders of people about a route's releases, as calls of its feedback service."""
+"""Orders about a route's releases, as calls of its feedback service."""
 
 from dataclasses import dataclass
 
@@ -11,18 +11,21 @@ from etude.v1 import release_pb2, release_pb2_grpc, weights_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseOrder:
-    """Forward a person's request to the feedback service of the route."""
+    """Send a request of a person, or a proposal, to the feedback service of the route."""
 
     target: str
     request_id: str
     request: RouteRequest
     run_uid: str
     """Run that the route serves."""
+    proposal: release_pb2.ProposeRequest | None = None
+    """Figures of the candidate, where the request is to propose it."""
+    asked_by: str = "kubectl"
 
     @property
     def caller(self) -> release_pb2.ReleaseCaller:
         return release_pb2.ReleaseCaller(
-            request_id=self.request_id, caller="kubectl", reason=self.request.reason
+            request_id=self.request_id, caller=self.asked_by, reason=self.request.reason
         )
 
     @property
@@ -42,6 +45,10 @@ async def send_release_order(
     stub = release_pb2_grpc.ReleaseServiceStub(channel)
     caller, limit_s = order.caller, CONTROL_DEADLINE_S
     match order.request.action:
+        case RequestedAction.PROPOSE:
+            propose = release_pb2.ProposeRequest(caller=caller)
+            propose.MergeFrom(order.proposal or release_pb2.ProposeRequest())
+            return (await stub.Propose(propose, timeout=limit_s)).decision
         case RequestedAction.PROMOTE:
             promote = release_pb2.PromoteRequest(
                 caller=caller, version=order.version, without_gate=order.request.without_gate

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pydantic import ValidationError
 
-from etude.common.api.kinds import PolicyRoute, RLRun
+from etude.common.api.kinds import ApiObject, Checkpoint, EvalRun, PolicyRoute, RLRun
 from etude.common.api.route.status import PolicyRouteStatus
 from etude.common.api.status_types import Resolved
 from etude.operator import names
@@ -14,7 +15,7 @@ from etude.operator.actions import Action, Apply, ClockReading, Decision, Delete
 from etude.operator.builders.addresses import PORTS
 from etude.operator.builders.platform import Platform
 from etude.operator.builders.route import route_children
-from etude.operator.conditions import ConditionFact
+from etude.operator.conditions import ACCEPTED, ConditionFact, true_condition
 from etude.operator.integrations import cert_manager
 from etude.operator.kube.interface import Cluster
 from etude.operator.manifests import (
@@ -27,11 +28,19 @@ from etude.operator.manifests import (
     ref,
     uid,
 )
-from etude.operator.remotes.report_store import ReleaseAnswer, ReportStore
+from etude.operator.reasons import Reason
+from etude.operator.remotes.report_store import ReportStore
 from etude.operator.routes import requests
 from etude.operator.routes.acceptance import route_problem
+from etude.operator.routes.proposals import (
+    POLL_S,
+    CandidateStep,
+    ReleaseInputs,
+    next_candidate,
+)
 from etude.operator.routes.status import route_status
-from etude.v1 import release_pb2
+
+M = TypeVar("M", bound=ApiObject)
 
 _PARTS = {"Service", "StatefulSet", "NetworkPolicy", "PodDisruptionBudget"}
 """Kinds of children that come and go with a channel; ConfigMaps stay."""
@@ -48,12 +57,8 @@ class ObservedRoute:
     """By role."""
     served: frozenset[str] = frozenset()
     """Served kinds of other projects."""
-    feedback_target: str | None = None
-    """Address of the ready feedback service; None without one."""
-    answer: ReleaseAnswer | None = None
-    """Newest one of the feedback service to a request."""
-    report: release_pb2.GetReleaseStatusResponse | None = None
-    """Newest one of the feedback service, about releases."""
+    releases: ReleaseInputs = field(default_factory=ReleaseInputs)
+    """Feedback service, checkpoints and evaluations."""
     problem: ConditionFact | None = None
     """The rejection that kept the last decision from being carried out."""
 
@@ -78,11 +83,36 @@ def observe_route(
         children={ref(m): m for m in cluster.list_owned(route.metadata.uid)},
         pods=pods,
         served=cluster.usable_kinds(cert_manager.created_kinds(platform.tls)),
-        feedback_target=_feedback_target(route, pods.get(names.FEEDBACK, ())),
-        answer=reports.release_answers.get(route.metadata.uid),
-        report=reports.routes.get(route.metadata.uid),
+        releases=ReleaseInputs(
+            checkpoints=_checkpoints(cluster, route),
+            evaluations=_read_all(cluster, EvalRun, "EvalRun", namespace),
+            target=_feedback_target(route, pods.get(names.FEEDBACK, ())),
+            answer=reports.release_answers.get(route.metadata.uid),
+            report=reports.routes.get(route.metadata.uid),
+        ),
         problem=problem,
     )
+
+
+def _checkpoints(cluster: Cluster, route: PolicyRoute) -> dict[str, Checkpoint]:
+    """Checkpoints of the run that the route serves."""
+    return {
+        name: each
+        for name, each in _read_all(
+            cluster, Checkpoint, "Checkpoint", route.metadata.namespace
+        ).items()
+        if each.spec.run_ref is not None and each.spec.run_ref.uid == route.status.run_uid
+    }
+
+
+def _read_all(cluster: Cluster, model: type[M], kind: str, namespace: str) -> dict[str, M]:
+    """Objects of a kind in a namespace by name, without those whose spec is invalid."""
+    found = {}
+    for manifest in cluster.list_objects(kind):
+        if ref(manifest).namespace == namespace:
+            with suppress(ValidationError):
+                found[ref(manifest).name] = model.parse_known_fields(manifest)
+    return found
 
 
 def _feedback_target(route: PolicyRoute, pods: Sequence[Manifest]) -> str | None:
@@ -123,15 +153,23 @@ def decide(
     actions: tuple[Action, ...] = ()
     if problem is None and run is not None:
         actions = tuple(_actions(route, run, observed, platform))
-    step = requests.next_step(route, observed.answer, observed.feedback_target)
-    status = route_status(route, observed.pods, now, problem, observed.problem, observed.report)
-    again_s = None
+    step = requests.next_step(route, observed.releases)
+    candidate = CandidateStep(route.status.candidate)
+    if problem is None:
+        candidate = next_candidate(route, observed.releases)
+    accepted = problem or observed.problem or true_condition(ACCEPTED, Reason.ACCEPTED)
+    facts = [accepted, *([candidate.fact] if candidate.fact else [])]
+    status = route_status(route, observed.pods, now, facts, observed.releases.report)
+    actions, again_s = (*actions, *candidate.actions), POLL_S if candidate.fact else None
     if cert_manager.is_cert_manager_missing(platform.tls, observed.served):
         again_s = cert_manager.RETRY_S
-    if step.order is not None:
-        actions, again_s = (*actions, step.order), requests.RESEND_S
+    # One at a time: the newest answer of the service is the one that is known.
+    order = step.order or candidate.order
+    if order is not None:
+        actions, again_s = (*actions, order), requests.RESEND_S
+    answers = {"request": step.answered, "candidate": candidate.candidate}
     return Decision(
-        status=status.model_copy(update={"request": step.answered}),
+        status=status.model_copy(update=answers),
         actions=actions,
         requeue_after_s=again_s,
     )

@@ -35,7 +35,7 @@ class RouteReconciler(KindReconciler[PolicyRoute, PolicyRouteStatus]):
         context.followers.follow_ready_pod(
             ref(manifest),
             ReportSource(resource.metadata.uid),
-            observed.feedback_target or "",
+            observed.releases.target or "",
             observed.pods.get(names.FEEDBACK, ()),
         )
         self._conditions.export(ref(manifest), resource.status.conditions)

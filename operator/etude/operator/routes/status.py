@@ -32,8 +32,7 @@ def route_status(
     route: PolicyRoute,
     pods: PodsByRole,
     now: ClockReading,
-    problem: ConditionFact | None,
-    rejection: ConditionFact | None,
+    accepted: Sequence[ConditionFact],
     report: release_pb2.GetReleaseStatusResponse | None = None,
 ) -> PolicyRouteStatus:
     """The whole status of a route.
@@ -42,8 +41,7 @@ def route_status(
         route: with its spec.
         pods: of its parts, by role.
         now: both clocks.
-        problem: of the route itself, for which nothing is changed.
-        rejection: by the cluster, of a part.
+        accepted: condition Accepted, and that of the candidate if one is evaluated.
         report: of the feedback service, about releases.
     """
     gateways = route.spec.gateway.replicas
@@ -52,7 +50,7 @@ def route_status(
         for name, engines in route.spec.channels.by_name.items()
     }
     facts = [
-        problem or rejection or true_condition(ACCEPTED, Reason.ACCEPTED),
+        *accepted,
         _available(pods),
         _feedback_available(pods),
         _degraded(pods),

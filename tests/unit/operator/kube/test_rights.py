@@ -8,7 +8,7 @@ import yaml
 
 from etude.operator.kube.watches import CHILDREN
 from etude.operator.manifests import IMMUTABLE, OWN_KINDS, RESOURCES, Ref
-from etude.v1 import run_pb2
+from etude.v1 import release_pb2, run_pb2
 
 TEMPLATE = Path(__file__).parents[4] / "helm" / "etude" / "templates" / "rbac.yaml"
 VERBS = {
@@ -58,16 +58,35 @@ POOL = {
     "metadata": {"name": "shared", "namespace": "lab"},
     "spec": {"templates": [{"name": "python", "trust": "Trusted"}], "replicas": 1},
 }
+PLAN = {
+    "suites": [{"name": "held-out", "uri": "s3://inputs/tasks", "environment": "repos"}],
+    "environments": [{"name": "repos", "poolRef": {"name": "shared"}, "template": "python"}],
+}
 EVALUATION = {
     "apiVersion": "etude.dev/v1alpha1",
     "kind": "EvalRun",
     "metadata": {"name": "held-out", "namespace": "lab"},
-    "spec": {
-        "checkpointRef": {"name": "demo-s00000020-000000"},
-        "suites": [{"name": "held-out", "uri": "s3://inputs/tasks", "environment": "repos"}],
-        "environments": [{"name": "repos", "poolRef": {"name": "shared"}, "template": "python"}],
-    },
+    "spec": {"checkpointRef": {"name": "demo-s00000020-000000"}, **PLAN},
 }
+
+
+async def evaluate_candidates(lab: Any) -> None:
+    """The route evaluates a checkpoint, and leaves it for a newer one."""
+    stable = release_pb2.ServedPolicyVersion(checkpoint="demo-s00000020-000000")
+    stable.version.epoch = 1
+    report = release_pb2.GetReleaseStatusResponse(stable=stable)
+    lab.peers.releases["coder-feedback-0.coder-feedback:7091"].append(report)
+    for version in (1, 2):
+        record = run_pb2.CheckpointRecord(
+            step=30 + version,
+            reason="Window",
+            uri=f"s3://runs/demo/checkpoints/{version}",
+            manifest_digest=f"{version:064x}",
+            policy_version=version,
+        )
+        await lab.tell(record)
+        await lab.finish_jobs()
+        await lab.advance(40)
 
 
 async def test_the_operator_has_every_right_that_it_uses_and_no_other(
@@ -83,14 +102,14 @@ async def test_the_operator_has_every_right_that_it_uses_and_no_other(
 
     keep = {"keepLast": 1}
     lab.cluster.upsert(run_body(checkpointing=keep))
-    lab.cluster.upsert(route_body())
+    lab.cluster.upsert(route_body(gate={"evaluation": PLAN}))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     for step in (10, 20):
         await lab.tell_checkpoint(step)
         look()
         await lab.finish_jobs()
-    await lab.finish_jobs()
+    await evaluate_candidates(lab)
     lab.cluster.upsert(POOL)
     lab.cluster.upsert(EVALUATION)
     await lab.settle()

@@ -185,7 +185,32 @@ OTHER_KINDS = {
     "Evaluated": Advice("an evaluation has its figures"),
     "EvaluationFailed": Advice(
         "the Job of an evaluation failed too often",
-        "put right what its message names, and create an EvalRun of another name",
+        "put right what its message names, and create an EvalRun of another name; one that a route"
+        " made is made again once it is deleted",
+    ),
+    "NoNewCheckpoint": Advice("a route serves the newest checkpoint of its run", _BY_ITSELF),
+    "Proposed": Advice("the newest checkpoint of a route's run was proposed"),
+    "NotAutomatic": Advice(
+        "policy or a freeze of a route leaves proposals to people",
+        "kubectl etude propose, once spec.policy and kubectl etude unfreeze allow it",
+    ),
+    "NoStableVersion": Advice(
+        "a route serves no version that a candidate could be compared with",
+        "kubectl etude promote with --version and --without-gate, once, for the first one",
+    ),
+    "NoBaseline": Advice(
+        "the checkpoint of the version in use is gone, so that nothing can be compared with it",
+        "promote a version whose checkpoint is there, with kubectl etude promote --without-gate",
+    ),
+    "NotEnoughData": Advice(
+        "the gate has too few tasks or samples to decide about a checkpoint",
+        "add tasks or samples to spec.gate.evaluation, as the message says; the next checkpoint is"
+        " evaluated with them",
+    ),
+    "GateRefused": Advice("the gate refused a checkpoint, and users keep what they have"),
+    "ProposalRefused": Advice(
+        "the feedback service refused a proposal for the reason in the message",
+        "kubectl etude propose with --evalrun, once that has changed",
     ),
 }
 REST = {

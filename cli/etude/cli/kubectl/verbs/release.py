@@ -1,4 +1,4 @@
-"""Requests about a route's releases: `kubectl etude promote`, `rollback`, `freeze`, `unfreeze`."""
+"""Requests about a route's releases: `kubectl etude propose`, `promote`, `rollback`, `freeze`."""
 
 import json
 import secrets
@@ -21,6 +21,18 @@ Timeout = Annotated[float, typer.Option(min=1, help="Seconds to wait for the ans
 LIMIT_S = 60.0
 """The operator forwards within seconds; a service that starts takes longer."""
 INTERVAL_S = 1.0
+
+
+def propose(
+    context: typer.Context,
+    route: Route,
+    *,
+    evalrun: Annotated[str, typer.Option(help="Finished EvalRun of the candidate.")],
+    reason: Reason = "",
+    timeout: Timeout = LIMIT_S,
+) -> None:
+    """Try an evaluated checkpoint with users, if the gate lets it pass."""
+    _ask(context.obj, route, "Propose", {"evaluation": evalrun, "reason": reason}, timeout)
 
 
 def promote(
@@ -90,7 +102,10 @@ def _ask(
     except ValidationError as error:
         field = str(error.errors()[0]["loc"][0])
         what = f"{error.errors()[0]['msg'].lower()}"
-        fix = "give a version such as 1.42, and a reason of at most 256 characters"
+        fix = (
+            "give a version such as 1.42, the name of an EvalRun, and a reason of at most 256"
+            " characters"
+        )
         raise UserError(Problem("InvalidValue", what, f"--{field}", fix)) from error
     text = json.dumps(request.to_json(), sort_keys=True)
     kubectl.patch(ROUTES, route, {"metadata": {"annotations": {requests.ANNOTATION: text}}})

@@ -40,10 +40,14 @@ def start_weights_problem(run: RLRun, checkpoint: Checkpoint | None) -> str:
 
 
 def start_sources(cluster: Cluster, namespace: str) -> frozenset[str]:
-    """Names of the checkpoints that runs of a namespace start from, or that are evaluated now."""
+    """Names of the checkpoints that runs of a namespace start from, or that are in other use.
+
+    Those are evaluated now, served, or tried.
+    """
     named = (
         *((run, referenced_checkpoints(run)) for run in cluster.list_objects("RLRun")),
         *((each, _evaluated(each)) for each in cluster.list_objects("EvalRun")),
+        *((each, _served(each)) for each in cluster.list_objects("PolicyRoute")),
     )
     return frozenset(
         name for owner, found in named if ref(owner).namespace == namespace for name in found
@@ -55,6 +59,13 @@ def _evaluated(evaluation: Manifest) -> list[str]:
     if is_true(evaluation, "Complete") or is_true(evaluation, "Failed"):
         return []
     return [evaluation["spec"]["checkpointRef"]["name"]]
+
+
+def _served(route: Manifest) -> list[str]:
+    """Names of the checkpoints that a route serves or tries: the next one is compared with them."""
+    status = route.get("status") or {}
+    found = (status.get(part) or {} for part in ("stable", "canary", "candidate"))
+    return [each["checkpoint"] for each in found if each.get("checkpoint")]
 
 
 def referenced_checkpoints(run: Manifest) -> list[str]:

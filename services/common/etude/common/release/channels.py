@@ -45,6 +45,12 @@ class ServedVersion(BaseModel):
     def version(self) -> VersionId:
         return VersionId(self.epoch, self.number)
 
+    def is_same(self, other: "ServedVersion | None") -> bool:
+        """Return true if both are one version; people name one without its Checkpoint."""
+        if other is None:
+            return False
+        return (self.run_uid, self.version) == (other.run_uid, other.version)
+
 
 class ChannelExperiment(BaseModel):
     """Comparison of the canary channel with the stable one, as gateways assign users to it."""

@@ -92,7 +92,7 @@ def _decide_proposal(case: DecisionCase, request: ProposeRequest) -> ReleaseDeci
         return case.refuse(problem)
     gate = decide_gate(
         request.gate.comparisons,
-        [margin.to_rule() for margin in case.rules.gate.margins],
+        case.rules.gate.to_rules(request.gate.comparisons),
         min_tasks=case.rules.gate.min_tasks,
         findings=request.gate.findings,
     )
@@ -114,9 +114,9 @@ def _find_proposal_problem(case: DecisionCase, request: ProposeRequest) -> str:
         return f"{_name(case.state.canary.candidate)} is being tested"
     if stable is None:
         return "no version is in use: promote the first one without a gate"
-    if request.candidate == stable:
+    if request.candidate.is_same(stable):
         return f"{_name(stable)} is in use"
-    if compared != stable:
+    if not compared.is_same(stable):
         return f"evaluated against {_name(compared)}, but {_name(stable)} is in use"
     return ""
 
@@ -141,6 +141,8 @@ def _decide_promotion(case: DecisionCase, request: PromoteRequest) -> ReleaseDec
     """Promote the candidate under test, or another version whose promoter takes the risk."""
     canary = case.state.canary
     version = request.version or (canary.candidate if canary else None)
+    if version is not None and canary is not None and version.is_same(canary.candidate):
+        version = canary.candidate
     if version is None:
         return case.refuse("no candidate is tested: name a version")
     problem = _find_promotion_problem(case, version, without_gate=request.without_gate)
@@ -160,7 +162,7 @@ def _find_promotion_problem(
     canary = case.state.canary
     if case.freeze:
         return case.freeze
-    if version == case.state.stable:
+    if version.is_same(case.state.stable):
         return f"{_name(version)} is in use"
     if canary is not None and version != canary.candidate:
         return f"{_name(canary.candidate)} is being tested: roll it back first"
@@ -174,9 +176,9 @@ def _decide_rollback(case: DecisionCase, request: RollbackRequest) -> ReleaseDec
     stable, previous, canary = case.state.stable, case.state.previous, case.state.canary
     version = request.version or (canary.candidate if canary else stable)
     by = _describe_caller(request)
-    if canary is not None and version == canary.candidate:
-        return case.end_canary(f"{_name(version)} rolled back by {by}")
-    if version is None or version != stable:
+    if canary is not None and canary.candidate.is_same(version):
+        return case.end_canary(f"{_name(canary.candidate)} rolled back by {by}")
+    if version is None or not version.is_same(stable):
         return case.refuse("that version is neither in use nor tested")
     if previous is None:
         return case.refuse(f"no version is known that was in use before {_name(version)}")

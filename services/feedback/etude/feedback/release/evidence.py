@@ -11,7 +11,7 @@ from etude.common.evaluation.comparison import PairedDifference
 from etude.common.release.channels import ServedVersion
 from etude.common.weights.protocol import records
 from etude.feedback.experiments.verdict import CanaryData
-from etude.feedback.release.rules import Label
+from etude.feedback.release.rules import GateMetric
 
 Words = Annotated[str, Field(max_length=256, pattern=r"^[^\p{Cc}\p{Cf}\p{Zl}\p{Zp}]*$")]
 """One line of a person or a monitor, without characters that act on a terminal."""
@@ -23,7 +23,7 @@ class GateEvidence(BaseModel):
     model_config = records.STRICT
 
     compared_with: ServedVersion
-    comparisons: Annotated[Mapping[Label, PairedDifference], Field(max_length=64)]
+    comparisons: Annotated[Mapping[GateMetric, PairedDifference], Field(max_length=64)]
     """Candidate minus the version in use, by metric."""
     findings: Annotated[tuple[Words, ...], Field(max_length=64)] = ()
     """Of monitors and attack suites that are not quiet."""

@@ -1,6 +1,7 @@
 """Rules of a route's releases: gate, canary, metrics and policy, as its owner sets them."""
 
 import json
+from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NamedTuple, Self
@@ -11,12 +12,17 @@ from etude.common.api.meta import Model
 from etude.common.errors import Problem, UserError
 from etude.common.evaluation.gate import MarginRule
 from etude.common.experiments.assignment import MAX_SHARE
+from etude.common.release.proposal import suite_metric
 from etude.feedback.experiments.verdict import POINTS, CanaryMetric, CanaryPlan
 from etude.feedback.signals.registry import signal_versions
 
 DEFAULT_STEPS = (100, 500, 1_000, 2_500, 5_000)
 """1, 5, 10, 25 and 50 % of all users."""
 Label = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z][A-Za-z0-9 _-]*$")]
+GateMetric = Annotated[
+    str, Field(min_length=1, max_length=96, pattern=r"^[A-Za-z][A-Za-z0-9 _-]*$")
+]
+"""A metric of the evaluation, of one suite or of all."""
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[int, Field(ge=1, le=MAX_SHARE)]
 Seconds = Annotated[int, Field(ge=0, le=30 * 86_400)]
@@ -36,14 +42,15 @@ class ReleasePolicy(StrEnum):
 class GateMargin(Model):
     """Largest loss in one metric of the evaluation."""
 
-    metric: Label
+    metric: GateMetric
     margin: Positive
     is_share: bool = True
     """True for values from 0 to 1."""
     less_is_better: bool = False
 
-    def to_rule(self) -> MarginRule:
-        return MarginRule(**self.model_dump())
+    def to_rule(self, name: str) -> MarginRule:
+        """The rule about a metric of one suite."""
+        return MarginRule(**self.model_dump() | {"metric": name})
 
 
 class GateRules(Model):
@@ -54,6 +61,22 @@ class GateRules(Model):
     )
     min_tasks: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     """Tasks of both versions, below which nothing is decided."""
+    suites: Annotated[tuple[str, ...], Field(max_length=8)] = ()
+    """Suites in which every margin must hold; unless set, those that were measured."""
+
+    def to_rules(self, measured: Collection[str]) -> list[MarginRule]:
+        """Rules about the given metrics of an evaluation, or about those that it lacks."""
+        return [
+            margin.to_rule(name)
+            for margin in self.margins
+            for name in self._find_names(margin.metric, measured)
+        ]
+
+    def _find_names(self, metric: str, measured: Collection[str]) -> list[str]:
+        if self.suites:
+            return [suite_metric(metric, suite) for suite in self.suites]
+        of_suites = suite_metric(metric, "")
+        return sorted(m for m in measured if m == metric or m.startswith(of_suites)) or [metric]
 
 
 class UserMetric(Model):

@@ -15,9 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from pydantic import ValidationError
+
 from etude.common import process
-from etude.common.api.evaluation.spec import EvaluationComparison, EvaluationSuite
-from etude.common.api.evaluation.status import MAX_SENTENCE, EvaluationResult, SuiteResult
+from etude.common.api.evaluation.spec import METRIC_NAMES, EvaluationComparison, EvaluationSuite
+from etude.common.api.evaluation.status import (
+    MAX_SENTENCE,
+    EvaluationResult,
+    MetricResult,
+    SuiteResult,
+)
 from etude.common.api.meta import number
 from etude.common.api.run.phases import TaskSet
 from etude.common.api.storage import Storage
@@ -25,6 +32,7 @@ from etude.common.blobs import MissingError
 from etude.common.broker_shards import brokers_by_environment
 from etude.common.checkpoints.job import EXIT_CORRUPT, verify_checkpoint
 from etude.common.errors import CorruptError, EtudeError, Problem, UnavailableError, UserError
+from etude.common.evaluation.comparison import PairedDifference
 from etude.common.evaluation.gate import GateVerdict
 from etude.common.evaluation.row_comparison import compare_rows, metric_rule, samples_of
 from etude.common.model_sources.run_model import with_model_folder
@@ -43,15 +51,6 @@ PASSES = 3
 """Passes over a suite while the platform loses rollouts; only those that are lost are repeated."""
 LEASE_S = 300
 """Longest wait for an environment to grade in, beside the grading."""
-METRIC_NAMES = {
-    "Success": "success",
-    "Reward": "reward",
-    "Seconds": "seconds",
-    "ReadTokens": "read_tokens",
-    "SampledTokens": "sampled_tokens",
-    "EditsWithoutEvidence": "edits_without_evidence",
-}
-"""Figures of the rows, by the names of the API."""
 MAX_MESSAGE = 2_900
 """Bytes of the handed-over result. The kubelet cuts what is above 12 KiB by the number of a pod's
 containers, which are at most four."""
@@ -173,12 +172,30 @@ def _store_result(
     result = EvaluationResult(
         policy=str(policy.version),
         manifest_digest=policy.digest.hex(),
+        baseline_policy=_baseline_policy(order),
         suites=suites,
         verdict=_verdict([each.verdict for each in suites]),
     )
     text = result.model_dump_json(by_alias=True, exclude_none=True, indent=1)
     open_run_store(order.results, order.run.spec.storage).put(RESULT, text.encode())
     return result
+
+
+def _baseline_policy(order: ResolvedEvaluation) -> str:
+    """Policy version of the baseline's result; empty without one.
+
+    Raises:
+        CorruptError: the result is damaged.
+    """
+    if order.spec.comparison is None or order.baseline is None:
+        return ""
+    try:
+        data = open_run_store(order.baseline, order.run.spec.storage).get(RESULT)
+        return EvaluationResult.model_validate_json(data).policy
+    except MissingError:
+        return ""
+    except ValidationError as error:
+        raise CorruptError(f"{order.baseline}/{RESULT} is no result of an evaluation") from error
 
 
 def suite_job(
@@ -248,7 +265,7 @@ def _read_rows(order: ResolvedEvaluation, prefix: str, suite: str) -> list[Row]:
 
 def _compare(
     rows: Sequence[Row], served: Sequence[Row], comparison: EvaluationComparison
-) -> dict[str, str | None]:
+) -> dict[str, object]:
     """Fields of the comparison with the rollouts of the baseline."""
     rules = [
         metric_rule(METRIC_NAMES[each.metric], number(each.largest_loss))
@@ -261,7 +278,28 @@ def _compare(
         "low": None if success is None else _figure(success.low),
         "verdict": found.decision.verdict.value,
         "sentence": found.decision.sentence[:MAX_SENTENCE],
+        "comparisons": tuple(
+            _metric_result(each.metric, difference)
+            for each in comparison.margins
+            if (difference := found.differences.get(METRIC_NAMES[each.metric]))
+        ),
     }
+
+
+def _metric_result(metric: str, found: PairedDifference) -> MetricResult:
+    candidate, baseline = found.candidate_samples, found.served_samples
+    return MetricResult(
+        metric=metric,
+        difference=f"{found.difference:.4g}",
+        low=f"{found.low:.4g}",
+        high=f"{found.high:.4g}",
+        tasks=found.num_tasks,
+        unpaired=found.num_unpaired,
+        expected=candidate.expected,
+        scored=candidate.scored,
+        baseline_expected=baseline.expected,
+        baseline_scored=baseline.scored,
+    )
 
 
 def _verdict(verdicts: Sequence[str]) -> str:
@@ -277,13 +315,18 @@ def _figure(value: float | None) -> str | None:
 
 
 def result_message(result: EvaluationResult) -> str:
-    """The result as the termination message of a container: without sentences if it is too long."""
-    text = result.model_dump_json(by_alias=True, exclude_none=True)
-    if len(text.encode()) <= MAX_MESSAGE:
-        return text
-    suites = tuple(each.model_copy(update={"sentence": ""}) for each in result.suites)
-    short = result.model_copy(update={"suites": suites})
-    return short.model_dump_json(by_alias=True, exclude_none=True, exclude_defaults=True)
+    """The result as the termination message of a container.
+
+    One that is too long has no sentences; if that is not enough, no comparisons either.
+    """
+    text = ""
+    for dropped in ({}, {"sentence": ""}, {"sentence": "", "comparisons": ()}):
+        suites = tuple(each.model_copy(update=dropped) for each in result.suites)
+        short = result.model_copy(update={"suites": suites})
+        text = short.model_dump_json(by_alias=True, exclude_none=True, exclude_defaults=True)
+        if len(text.encode()) <= MAX_MESSAGE:
+            break
+    return text
 
 
 async def _run(settings: Settings) -> None:

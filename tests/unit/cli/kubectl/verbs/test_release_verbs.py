@@ -42,6 +42,10 @@ def answered(
 @pytest.mark.parametrize(
     ("words", "content"),
     [
+        (
+            ["propose", "coder", "--evalrun", "coder-v9-0a1b2c3d"],
+            {"action": "Propose", "evaluation": "coder-v9-0a1b2c3d"},
+        ),
         (["promote", "coder"], {"action": "Promote"}),
         (
             ["promote", "coder", "--version", "1.42", "--without-gate"],

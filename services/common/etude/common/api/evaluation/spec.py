@@ -9,6 +9,15 @@ from etude.common.api.run.phases import RolloutPolicy
 
 MAX_SUITES = 8
 """The figures of all suites fit the message with which a container ends."""
+METRIC_NAMES = {
+    "Success": "success",
+    "Reward": "reward",
+    "Seconds": "seconds",
+    "ReadTokens": "read_tokens",
+    "SampledTokens": "sampled_tokens",
+    "EditsWithoutEvidence": "edits_without_evidence",
+}
+"""Figures of the rows of rollouts, by the names of the API."""
 
 
 class EvaluationSuite(Model):
@@ -69,8 +78,8 @@ class EvaluationComparison(Model):
     """Fewer common tasks of a suite decide nothing."""
 
 
-class EvalRunSpec(Model):
-    """A checkpoint, the suites to evaluate it on, and its comparison; immutable."""
+class EvaluationPlan(Model):
+    """Suites of tasks, and the rollouts on them."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -89,9 +98,6 @@ class EvalRunSpec(Model):
         ),
     )
 
-    checkpoint_ref: NameRef
-    """A Ready Checkpoint of this namespace that a run wrote; its policy version is served. It is
-    not superseded while the evaluation is not over. Engine, rewards and store are its run's."""
     suites: Annotated[
         tuple[EvaluationSuite, ...], Field(min_length=1, max_length=MAX_SUITES), NAMED
     ]
@@ -110,7 +116,15 @@ class EvalRunSpec(Model):
     """Limits of a rollout."""
     engines: Annotated[int, Field(ge=1, le=64)] = 1
     """Engines, each as the run's role inference describes it."""
-    comparison: EvaluationComparison | None = None
-    """Comparison with another checkpoint; none unless set."""
     timeout_seconds: Annotated[int, Field(ge=60, le=31_536_000)] = 86_400
     """Longest time of the Job, with its repetitions."""
+
+
+class EvalRunSpec(EvaluationPlan):
+    """A checkpoint, the suites to evaluate it on, and its comparison; immutable."""
+
+    checkpoint_ref: NameRef
+    """A Ready Checkpoint of this namespace that a run wrote; its policy version is served. It is
+    not superseded while the evaluation is not over. Engine, rewards and store are its run's."""
+    comparison: EvaluationComparison | None = None
+    """Comparison with another checkpoint; none unless set."""

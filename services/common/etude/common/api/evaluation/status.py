@@ -4,13 +4,38 @@ from typing import Annotated
 
 from pydantic import Field
 
-from etude.common.api.meta import NAMED
+from etude.common.api.meta import NAMED, UniqueBy
 from etude.common.api.status_types import Conditions, Count, Figure, StatusModel, Time
 from etude.common.api.storage import Storage
 
 MAX_SENTENCE = 240
 Tally = Annotated[int, Field(ge=0, le=2**31 - 1)]
 """A count of rollouts or tasks, from a Job."""
+
+
+class MetricResult(StatusModel):
+    """One metric of a suite: the evaluated checkpoint minus the baseline, paired by task."""
+
+    metric: Annotated[str, Field(max_length=32)]
+    """As spec.comparison.margins names it."""
+    difference: Figure
+    """Mean over the common tasks."""
+    low: Figure
+    """Lower 95 % bound."""
+    high: Figure
+    """Upper 95 % bound."""
+    tasks: Tally = 0
+    """Tasks of both."""
+    unpaired: Tally = 0
+    """Tasks with samples of one of them only, which are left out."""
+    expected: Tally = 0
+    """Planned rollouts."""
+    scored: Tally = 0
+    """Those with a value."""
+    baseline_expected: Tally = 0
+    """Planned rollouts of the baseline."""
+    baseline_scored: Tally = 0
+    """Those with a value."""
 
 
 class SuiteResult(StatusModel):
@@ -40,6 +65,9 @@ class SuiteResult(StatusModel):
     """Passed, Refused or NotEnoughData; empty without a comparison."""
     sentence: Annotated[str, Field(max_length=MAX_SENTENCE)] = ""
     """The verdict with the figures that decided it."""
+    comparisons: Annotated[tuple[MetricResult, ...], Field(max_length=6), UniqueBy("metric")] = ()
+    """The differences that the margins are about, for a gate; left out of a result that is longer
+    than what a pod hands over."""
 
 
 class EvaluationResult(StatusModel):
@@ -49,6 +77,8 @@ class EvaluationResult(StatusModel):
     """Policy version that sampled every counted token."""
     manifest_digest: Annotated[str, Field(max_length=64)] = ""
     """SHA-256 of that version's manifest, of which the engine checked every byte."""
+    baseline_policy: Annotated[str, Field(max_length=32)] = ""
+    """Policy version of the baseline; empty without a comparison."""
     suites: Annotated[tuple[SuiteResult, ...], Field(max_length=8), NAMED] = ()
     """Figures of each suite, in the order of the spec."""
     verdict: Annotated[str, Field(max_length=32)] = ""

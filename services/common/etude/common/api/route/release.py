@@ -1,10 +1,13 @@
 """Rules by which a candidate reaches users: evaluation gate, canary, policy."""
 
+import json
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from etude.common.api.evaluation.spec import METRIC_NAMES, EvaluationPlan
 from etude.common.api.meta import NAMED, Fraction, Model, Rule, UniqueBy
 
 LABEL = r"^[A-Za-z][A-Za-z0-9 _-]*$"
@@ -45,15 +48,50 @@ class RouteMargin(Model):
     """True if the candidate should have less of it."""
 
 
+MAX_GATE_SUITES = 4
+MAX_GATE_MARGINS = 2
+"""Of a gate with an evaluation: its figures fit what a pod hands over as it ends."""
+GATE_METRICS = {row: metric for metric, row in METRIC_NAMES.items()}
+"""Metrics of an EvalRun's comparison, by their names in the margins of a gate."""
+
+
+def _measured(margins: Sequence[RouteMargin]) -> bool:
+    return len(margins) <= MAX_GATE_MARGINS and all(m.metric in GATE_METRICS for m in margins)
+
+
 class RouteGate(Model):
     """Rules of the evaluation gate: candidate against the version in use, paired by task."""
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"!has(self.evaluation) || self.evaluation.suites.size() <= {MAX_GATE_SUITES}",
+            holds=lambda s: s.evaluation is None or len(s.evaluation.suites) <= MAX_GATE_SUITES,
+            message=f"evaluation has more than {MAX_GATE_SUITES} suites",
+            fix="join suites into one folder of tasks",
+            field_path=".evaluation",
+        ),
+        Rule(
+            cel="!has(self.evaluation) || !has(self.margins)"
+            f" || (self.margins.size() <= {MAX_GATE_MARGINS}"
+            f" && self.margins.all(m, m.metric in {json.dumps(list(GATE_METRICS))}))",
+            holds=lambda s: s.evaluation is None or s.margins is None or _measured(s.margins),
+            message=f"with an evaluation, at most {MAX_GATE_MARGINS} margins, and metric one of"
+            f" {', '.join(GATE_METRICS)}",
+            fix="remove margins, or leave out evaluation and propose by hand",
+            field_path=".margins",
+        ),
+    )
+
+    evaluation: EvaluationPlan | None = None
+    """Evaluation of each new checkpoint of the run that a Feedback window, a phase's end or a
+    person made, against the version in use: with policy Automatic the operator makes its EvalRuns
+    and proposes the result. People propose where it is not set."""
     margins: (
         Annotated[tuple[RouteMargin, ...], Field(min_length=1, max_length=64), UniqueBy("metric")]
         | None
     ) = None
     """Of each metric the lower bound of the difference must be above minus its margin; unless set,
-    success with a margin of 0.02."""
+    success with a margin of 0.02. With an evaluation each must hold in every suite."""
     min_tasks: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     """Tasks of both versions, below which nothing is decided."""
 

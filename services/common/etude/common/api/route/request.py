@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
-from etude.common.api.meta import Model
+from etude.common.api.meta import Model, Name
 from etude.common.api.run.spec import PRINTABLE
 
 ANNOTATION = "etude.dev/release"
@@ -18,6 +18,7 @@ VERSION = r"^[0-9]{1,9}\.[0-9]{1,15}$"
 class RequestedAction(StrEnum):
     """Change that a person asks for."""
 
+    PROPOSE = "Propose"
     PROMOTE = "Promote"
     ROLL_BACK = "Rollback"
     FREEZE = "Freeze"
@@ -30,6 +31,8 @@ class RouteRequest(Model):
     action: RequestedAction
     version: Annotated[str, Field(pattern=VERSION)] | None = None
     """EPOCH.NUMBER of the run; unset for the candidate under test."""
+    evaluation: Name | None = None
+    """EvalRun whose checkpoint is proposed."""
     without_gate: bool = False
     """Promote a version that passed no gate."""
     reason: Annotated[str, Field(max_length=256)] = ""

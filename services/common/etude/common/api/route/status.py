@@ -51,6 +51,23 @@ class LastDecision(StatusModel):
     """When it was made."""
 
 
+class EvaluatedCandidate(StatusModel):
+    """The newest checkpoint that was evaluated or tried for a route."""
+
+    checkpoint: Short = ""
+    """Its name."""
+    evaluation: Short = ""
+    """EvalRun whose result is proposed; empty for one that was proposed without it."""
+    branch: Count = 0
+    """Branch of the run that wrote the checkpoint."""
+    number: Count = 0
+    """Number of its policy version."""
+    action: Short = ""
+    """What came of it, such as StartCanary or Refuse; empty while it is evaluated."""
+    sentence: Sentence = ""
+    """Why."""
+
+
 class AnsweredRequest(StatusModel):
     """The answer to a request that was written into an annotation of the route."""
 
@@ -81,6 +98,8 @@ class PolicyRouteStatus(StatusModel):
     """What is tried."""
     test: TestedCandidate | None = None
     """How it is tried; absent while nothing is."""
+    candidate: EvaluatedCandidate | None = None
+    """What is evaluated, or was last."""
     policy: Annotated[str, Field(max_length=32)] = ""
     """Which decisions need no person, as the feedback service has it."""
     freeze: Sentence = ""

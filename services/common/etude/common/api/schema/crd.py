@@ -217,12 +217,16 @@ POLICY_ROUTE = CrdKind(
         PrinterColumn("Since", ".status.stable.since", "date"),
         PrinterColumn("Canary", ".status.canary.version"),
         PrinterColumn("Share", ".status.test.share"),
+        PrinterColumn("Candidate", ".status.candidate.number", "integer"),
         PrinterColumn("Policy", ".status.policy"),
         PrinterColumn("Decision", ".status.decision.action"),
         PrinterColumn("Age", ".metadata.creationTimestamp", "date"),
         PrinterColumn("Run", ".spec.runRef.name", wide=True),
         PrinterColumn("Checkpoint", ".status.stable.checkpoint", wide=True),
-        PrinterColumn("Candidate", ".status.canary.checkpoint", wide=True),
+        PrinterColumn("Evaluation", ".status.candidate.evaluation", wide=True),
+        PrinterColumn(
+            "Proposed", '.status.conditions[?(@.type=="CandidateProposed")].reason', wide=True
+        ),
         PrinterColumn("Experiment", ".status.test.experiment", wide=True),
         PrinterColumn("Gateways", ".status.gateways", wide=True),
         PrinterColumn("Engines", ".status.stable.engines", wide=True),
