@@ -1,6 +1,7 @@
 // Spool of feedback events: a file of JSON lines that a killed process leaves whole.
 //
-//   events.jsonl   events in the order in which they were added, only ever appended to
+//   events.jsonl   events in the order in which they were added. It is appended to, and replaced by
+//                  its rest once more of it is done with than waits
 //   state.json     bytes of events.jsonl that are done with, and counts; replaced atomically
 //
 // The files are those of the Python client. A crash can only repeat what was sent: every event has
@@ -10,6 +11,7 @@ import fs from "node:fs";
 import path from "node:path";
 
 export const MAX_BYTES = 16 << 20;
+const COMPACT_BYTES = 256 << 10;
 const MAX_REASONS = 64;
 const REASON = /^[0-9]{0,3} ?[A-Za-z]{1,64}$/;
 
@@ -23,7 +25,8 @@ export class EventSpool {
     const { file, state } = this.#open();
     try {
       const data = Buffer.from(line + "\n");
-      if (fs.fstatSync(file).size + data.length > this.maxBytes) {
+      const waiting = fs.fstatSync(file).size - state.offset;
+      if (waiting + data.length > this.maxBytes) {
         this.#count(state, { SpoolFull: 1 });
         return false;
       }
@@ -63,8 +66,10 @@ export class EventSpool {
       if (again.length) appendData(file, Buffer.from(again.map((line) => line + "\n").join("")));
       state.offset = batch.end;
       state.sent += numSent;
-      if (state.offset === fs.fstatSync(file).size) empty(file, state);
+      const { size } = fs.fstatSync(file);
+      if (state.offset === size) empty(file, state);
       this.#count(state, givenUp);
+      if (state.offset > Math.max(size - state.offset, COMPACT_BYTES)) this.#compact(state);
     } finally {
       fs.closeSync(file);
     }
@@ -117,14 +122,26 @@ export class EventSpool {
     this.#write(state);
   }
 
+  // Replaces the file by its rest; killed in between, what was sent is sent again.
+  #compact(state) {
+    const rest = fs.readFileSync(this.#path("events.jsonl")).subarray(state.offset);
+    Object.assign(state, { generation: state.generation + 1, offset: 0 });
+    // First: the old offset must not point into the new file.
+    this.#write(state);
+    this.#replace("events.jsonl", rest);
+  }
+
   // On the disk before the next append: an old offset must not point into newer events.
   #write(state) {
-    const partial = this.#path("state.json.partial");
+    this.#replace("state.json", Buffer.from(JSON.stringify(state)));
+  }
+
+  #replace(name, data) {
+    const partial = this.#path(`${name}.partial`);
     const file = fs.openSync(partial, "w", 0o600);
-    fs.writeSync(file, JSON.stringify(state));
-    fs.fsyncSync(file);
+    appendData(file, data);
     fs.closeSync(file);
-    fs.renameSync(partial, this.#path("state.json"));
+    fs.renameSync(partial, this.#path(name));
     syncFolder(this.folder);
   }
 }

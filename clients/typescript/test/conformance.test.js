@@ -114,6 +114,26 @@ test("a full spool and a large event are refused and counted", () => {
   assert.deepEqual(client.readCounts().givenUp, { SpoolFull: 1, TooLarge: 1 });
 });
 
+test("a spool that is never empty does not grow", () => {
+  const folder = makeFolder();
+  const spool = new EventSpool(folder, { maxBytes: 1 << 19 });
+  const sent = [];
+  for (let number = 0; number < 40; number++) {
+    assert.ok(spool.append(`${number}`.padStart(1 << 16, " ")));
+    if (number < 3) continue;
+    const batch = spool.readBatch({ maxEvents: 1, maxBytes: 1 << 20 });
+    sent.push(...batch.lines.map(Number));
+    spool.commit(batch, { numSent: 1, givenUp: {} });
+    assert.ok(fs.statSync(path.join(folder, "events.jsonl")).size <= 3 << 19);
+  }
+  assert.deepEqual(sent, [...Array(37).keys()]);
+  assert.deepEqual(spool.readCounts(), {
+    waitingBytes: 3 * ((1 << 16) + 1),
+    numSent: 37,
+    givenUp: {},
+  });
+});
+
 test("a killed process leaves every event that was added", async () => {
   const folder = makeFolder();
   const code = `

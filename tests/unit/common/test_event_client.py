@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from etude.common import atomic
+from etude.common.feedback import spool
 from etude.common.feedback.client import (
     EventAuthor,
     EventClient,
@@ -150,6 +152,51 @@ def test_a_full_spool_and_a_large_event_are_refused_and_counted(tmp_path: Path) 
     assert client.add("followup", {"text": "x" * (256 << 10)}, ABOUT) == ""
     assert waiting(client) == kept[:2]
     assert client.read_counts().given_up == {"SpoolFull": 7, "TooLarge": 1}
+
+
+def test_a_spool_that_is_never_empty_does_not_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "COMPACT_BYTES", 100)
+    events = EventSpool(tmp_path, max_bytes=200)
+    sent: list[bytes] = []
+    for number in range(100):
+        assert events.append(b"%025d" % number)
+        if number >= 3:
+            batch = events.read_batch(max_events=1, max_bytes=1_000)
+            sent += batch.lines
+            events.commit(batch, num_sent=1, given_up={})
+        assert (tmp_path / "events.jsonl").stat().st_size <= 100 + 2 * 200
+    assert sent == [b"%025d" % number for number in range(97)]
+    assert events.read_counts() == (3 * 26, 97, {})
+
+
+@pytest.mark.parametrize("num_writes", [0, 1, 2])
+def test_a_kill_while_a_spool_is_compacted_loses_no_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_writes: int
+) -> None:
+    monkeypatch.setattr(spool, "COMPACT_BYTES", 100)
+    events = EventSpool(tmp_path)
+    lines = [b"%025d" % number for number in range(10)]
+    for line in lines:
+        events.append(line)
+    batch = events.read_batch(max_events=7, max_bytes=1_000)
+    left, write = iter(range(num_writes)), atomic.write_bytes
+
+    def write_or_die(*arguments: Any, **options: Any) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        write(*arguments, **options)
+
+    with monkeypatch.context() as dying:
+        dying.setattr(atomic, "write_bytes", write_or_die)
+        with pytest.raises(KeyboardInterrupt):
+            events.commit(batch, num_sent=7, given_up={})
+    events.append(b"new")
+    found = events.read_batch(max_events=100, max_bytes=10_000).lines
+    assert found[-4:] == [*lines[7:], b"new"]
+    assert found == [*lines, b"new"][len(lines) + 1 - len(found) :]
+    assert events.read_counts().num_sent == (7 if num_writes else 0)
 
 
 def test_what_waits_is_forgotten_when_the_consent_is_taken_back(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Spool of feedback events: a file of JSON lines that a killed process leaves whole.
 
-    events.jsonl   events in the order in which they were added, one a line, only ever appended to
+    events.jsonl   events in the order in which they were added, one a line. It is appended to, and
+                   replaced by its rest once more of it is done with than waits
     state.json     bytes of events.jsonl that are done with, and counts; replaced atomically
     lock           held while either is changed, so that several processes may share a folder
 
@@ -22,7 +23,9 @@ from typing import BinaryIO, NamedTuple
 from etude.common import atomic
 
 MAX_BYTES = 16 << 20
-"""Size of the file from which on events are refused."""
+"""Size of the events that wait from which on others are refused."""
+COMPACT_BYTES = 256 << 10
+"""Fewer bytes that are done with may stay in the file."""
 _MAX_REASONS = 64
 _REASON = re.compile(r"[0-9]{0,3} ?[A-Za-z]{1,64}")
 
@@ -49,7 +52,7 @@ class SpoolCounts(NamedTuple):
 @dataclass(slots=True)
 class _State:
     generation: int = 0
-    """Changes whenever the file is emptied: places in it mean something else then."""
+    """Changes whenever the file is emptied or replaced: places in it mean something else then."""
     offset: int = 0
     num_sent: int = 0
     given_up: Counter[str] = field(default_factory=Counter)
@@ -82,8 +85,8 @@ class EventSpool:
             OSError: the disk does not take it.
         """
         with self._lock() as (file, state):
-            size = file.seek(0, os.SEEK_END)
-            if size + len(line) + 1 > self.max_bytes:
+            waiting = file.seek(0, os.SEEK_END) - state.offset
+            if waiting + len(line) + 1 > self.max_bytes:
                 self._count(state, {"SpoolFull": 1})
                 return False
             _append(file, [line])
@@ -130,9 +133,12 @@ class EventSpool:
                 _append(file, again)
             state.offset = batch.end
             state.num_sent += num_sent
-            if state.offset == file.seek(0, os.SEEK_END):
+            size = file.seek(0, os.SEEK_END)
+            if state.offset == size:
                 _empty(file, state)
             self._count(state, given_up)
+            if state.offset > max(size - state.offset, COMPACT_BYTES):
+                self._compact(file, state)
 
     def clear(self) -> int:
         """Forget all events that wait, and return their number: their user took consent back."""
@@ -177,6 +183,15 @@ class EventSpool:
             name = reason if is_known and _REASON.fullmatch(reason) else "Other"
             state.given_up[name] += number
         self._write(state)
+
+    def _compact(self, file: BinaryIO, state: _State) -> None:
+        """Replace the file by its rest; killed in between, what was sent is sent again."""
+        file.seek(state.offset)
+        rest = file.read()
+        state.generation, state.offset = state.generation + 1, 0
+        # First: the old offset must not point into the new file.
+        self._write(state)
+        atomic.write_bytes(self.folder / "events.jsonl", rest, fsync=True, mode=0o600)
 
     def _write(self, state: _State) -> None:
         # On the disk before the next append: an old offset must not point into newer events.
