@@ -14,7 +14,7 @@ import httpx
 import pytest
 from tests.support.feedback import events as examples
 from tests.support.feedback.process import FeedbackProcess, free_port
-from tests.support.feedback.turns import turn, write_turns
+from tests.support.feedback.turns import V1, turn, write_turns
 
 from etude.cli.main import app
 from etude.cli.output import exit_with_problem
@@ -87,12 +87,14 @@ class Route:
         canary = newest_record(self.store, CANARY)
         assert canary is not None
         assert canary.experiment is not None
+        assert canary.served is not None
         name, salt = canary.experiment.name, canary.experiment.salt
         turns, batch = [], []
         for user in USERS:
             arm = assign_arm(name, salt, f"acme/{user}", 5_000)
             assert arm is not None
-            record = turn(user, name, started_ms=time.time_ns() // 1_000_000)
+            version = canary.served.version if arm is Arm.TREATMENT else V1
+            record = turn(user, name, started_ms=time.time_ns() // 1_000_000, version=version)
             record.arm, record.experiment = arm.value, name
             turns.append(record)
             alive = 2 if keeps(arm) else 0

@@ -44,6 +44,8 @@ class Split:
     stable: PlayedEngine
     canary: PlayedEngine
     channel: ChannelWriter
+    servers: list[Any]
+    """Of both engines."""
     messages: list[Any] = field(default_factory=list)
 
     @property
@@ -80,7 +82,7 @@ async def split(tmp_path: Path, plain: ChatFormat) -> AsyncIterator[Split]:
     route = {"canary": [targets[1]], "channels": {"uri": uri}}
     writer = ChannelWriter(open_store(uri), CANARY)
     async with serve_route(tmp_path, plain, [targets[0]], route) as gateway:
-        yield Split(gateway, stable, tried, writer)
+        yield Split(gateway, stable, tried, writer, servers)
     for server in servers:
         await server.stop(0)
 
@@ -146,3 +148,25 @@ async def test_arms_last_while_the_store_is_away(
         patch.setattr(canary, "newest_record", fail)
         await split.watch.poll()
     assert await split.talk() == CANARY_VERSION
+
+
+async def test_users_of_the_canary_have_the_stable_version_while_its_engines_are_away(
+    split: Split,
+) -> None:
+    await split.decide(CANARY_VERSION, 5_000)
+    assert await split.talk() == CANARY_VERSION
+    await split.servers[1].stop(0)
+    assert await split.talk() == STABLE_VERSION
+    await split.watch.poll()
+    assert await split.talk() == STABLE_VERSION
+    records = await split.gateway.records()
+    # As they were assigned, with the versions that sampled.
+    assert {(record.arm, record.experiment) for record in records} == {("treatment", "try")}
+    versions = [record.spans[0].sampled.number for record in records]
+    assert versions == [CANARY_VERSION, STABLE_VERSION, STABLE_VERSION]
+
+
+async def test_a_canary_that_hangs_ends_no_turn(split: Split) -> None:
+    await split.decide(CANARY_VERSION, 5_000)
+    split.canary.pause_s = 60
+    assert await split.talk() == STABLE_VERSION

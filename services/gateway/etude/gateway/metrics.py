@@ -36,6 +36,10 @@ INTERRUPTED_CALLS = Counter(
     "etude_gateway_interrupted_calls_total",
     "Calls to engines that ended early; their turns went on elsewhere.",
 )
+SUBSTITUTED_CALLS = Counter(
+    "etude_gateway_substituted_calls_total",
+    "Calls for users of the canary that engines of the stable channel took, as no other sampled.",
+)
 RECORDED_TURNS = Counter(
     "etude_gateway_recorded_turns_total",
     "Turns by what became of their record: durable, without consent, or dropped as too many wait.",

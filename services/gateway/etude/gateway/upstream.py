@@ -1,4 +1,4 @@
-"""Engines of one arm: a turn is sampled on one of them, and goes on elsewhere when it ends."""
+"""Engines of one arm: a turn is sampled on one of them, and goes on elsewhere when that ends."""
 
 import asyncio
 import contextlib
@@ -57,6 +57,8 @@ class EngineFleet:
     """A turn fails once no engine has sampled anything for so long."""
     timeout_s: float
     """Of one call."""
+    standby: Sequence[str] = ()
+    """Engines of another version, asked where none of these samples."""
     _failed_s: dict[str, float] = field(default_factory=dict)
     _info: inference_pb2.GetEngineInfoResponse | None = None
 
@@ -71,12 +73,13 @@ class EngineFleet:
         deadline_s = min(CONTROL_DEADLINE_S, self.outage_s / 2)
         started_s = time.monotonic()
         while self._info is None:
-            target = self._by_preference("")[0]
+            waited_s = time.monotonic() - started_s
+            target = self._by_preference("", waited_s)[0]
             try:
                 self._info = await self.stub_of(target).GetEngineInfo(request, timeout=deadline_s)
             except grpc.aio.AioRpcError as error:
                 self._note_failure(target, error)
-                if time.monotonic() - started_s > self.outage_s:
+                if time.monotonic() - started_s > self._limit_s:
                     raise UnavailableError("no engine answers") from error
                 if not self._can_replace(target):
                     await asyncio.sleep(PAUSE_S)
@@ -94,7 +97,8 @@ class EngineFleet:
         while draft.finish is None:
             attempt += 1
             num_tokens = len(draft.token_ids)
-            target = self._by_preference(call.session)[0]
+            target = self._by_preference(call.session, time.monotonic() - progress_s)[0]
+            metrics.SUBSTITUTED_CALLS.inc(target in self.standby)
             # An engine may still know the id of a call that broke.
             request_id = f"{call.turn_id}/{attempt}"
             try:
@@ -112,7 +116,7 @@ class EngineFleet:
             if draft.finish is not None:
                 return
             metrics.INTERRUPTED_CALLS.inc()
-            if time.monotonic() - progress_s > self.outage_s:
+            if time.monotonic() - progress_s > self._limit_s:
                 raise UnavailableError("no engine samples")
             if len(draft.token_ids) == num_tokens and not self._can_replace(target):
                 await asyncio.sleep(PAUSE_S)
@@ -156,13 +160,20 @@ class EngineFleet:
         finally:
             answer.cancel()
 
-    def _by_preference(self, session: str) -> list[str]:
+    @property
+    def _limit_s(self) -> float:
+        """Longest time without progress: engines on standby have the same again."""
+        return self.outage_s * (2 if self.standby else 1)
+
+    def _by_preference(self, session: str, waited_s: float) -> list[str]:
         """Engines in the order in which a session asks them: failed ones last.
 
+        Those on standby take over where all others failed, or none got on for the outage limit.
         Source: rendezvous hashing, https://doi.org/10.1109/90.663936.
         """
+        has_failed = waited_s > self.outage_s or all(map(self._is_avoided, self.targets))
         return sorted(
-            self.targets,
+            self.standby if self.standby and has_failed else self.targets,
             key=lambda target: (
                 self._is_avoided(target),
                 blake2b(f"{session}\0{target}".encode(), digest_size=8).digest(),
@@ -175,7 +186,8 @@ class EngineFleet:
 
     def _can_replace(self, target: str) -> bool:
         """Return true if the engine is avoided from now on, and another one is not."""
-        return self._is_avoided(target) and not all(map(self._is_avoided, self.targets))
+        others = (*self.targets, *self.standby)
+        return self._is_avoided(target) and not all(map(self._is_avoided, others))
 
     def _note_failure(self, target: str, error: grpc.aio.AioRpcError) -> None:
         """Let other calls avoid an engine that is away.

@@ -60,9 +60,10 @@ def assemble(route: Route, settings: Settings, chat: ChatFormat) -> Parts:
         target: inference_pb2_grpc.InferenceServiceStub(connection)
         for target, connection in connections.items()
     }
+    stub_of, outage_s, turn_s = stubs.__getitem__, settings.outage_s, settings.turn_s
     fleets = {
-        channel: EngineFleet(targets, stubs.__getitem__, settings.outage_s, settings.turn_s)
-        for channel, targets in ((STABLE, route.stable), (CANARY, route.canary))
+        STABLE: EngineFleet(route.stable, stub_of, outage_s, turn_s),
+        CANARY: EngineFleet(route.canary, stub_of, outage_s, turn_s, standby=route.stable),
     }
     recorder = None
     if route.storage is not None:

@@ -107,6 +107,13 @@ SENTENCES = [
         " p = 0.0008",
     ),
     (
+        replace(
+            canary(20_000, kept=(0.6, 0.65)), treatment_rollouts=40_000, substituted_rollouts=2_001
+        ),
+        CanaryAction.NOT_ENOUGH_DATA,
+        "not enough data: another version served 2,001 of 40,000 rollouts of the candidate's users",
+    ),
+    (
         replace(canary(), users_in_both=100),
         CanaryAction.INVALID,
         "invalid: 100 of 8,100 users were served both arms",
@@ -126,6 +133,13 @@ def test_a_verdict_says_what_was_decided_and_by_which_figures(
 def test_the_evidence_is_json(data: CanaryData) -> None:
     evidence = decide_canary(PLAN, data).evidence
     assert json.loads(json.dumps(evidence, allow_nan=False)) == evidence
+
+
+def test_harm_rolls_back_also_where_another_version_served_a_part() -> None:
+    data = replace(
+        canary(20_000, errors=(0.02, 0.03)), treatment_rollouts=40_000, substituted_rollouts=9_000
+    )
+    assert decide_canary(PLAN, data).action is CanaryAction.ROLLBACK
 
 
 def test_a_guardrail_rolls_back_before_a_signal_asks_and_before_a_gain_promotes() -> None:

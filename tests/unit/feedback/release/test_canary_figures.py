@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.feedback.releases import RULES
 
+from etude.common.weights import VersionId
 from etude.feedback.experiments.user_moments import compare_arms
 from etude.feedback.experiments.verdict import CanaryData
 from etude.feedback.release.figures import summarise_arms
 from etude.feedback.signals.outcome import RolloutOutcome, SignalState, SignalValue
 
 METRICS = (RULES.canary.primary,)
+CANDIDATE = VersionId(1, 41)
 NAME, SIGNAL = METRICS[0].name, METRICS[0].signal
 
 
@@ -40,7 +43,22 @@ def outcome(
 
 
 def summarise(*outcomes: RolloutOutcome) -> CanaryData:
-    return summarise_arms(outcomes, METRICS, experiment="canary-1", started_ms=1_000)
+    return summarise_arms(
+        outcomes, METRICS, experiment="canary-1", candidate=CANDIDATE, started_ms=1_000
+    )
+
+
+def test_what_another_version_served_counts_for_the_arm_and_is_counted() -> None:
+    policies = [CANDIDATE, CANDIDATE, VersionId(1, 40), None]
+    found = summarise(
+        *(
+            replace(outcome(f"t{n}", "treatment", (1, 2)), policy=each)
+            for n, each in enumerate(policies)
+        ),
+        replace(outcome("c", "control", (1, 2)), policy=VersionId(1, 40)),
+    )
+    assert (found.treatment_rollouts, found.substituted_rollouts) == (4, 2)
+    assert found.treatment_users == found.moments[NAME][1].users == 4
 
 
 VALUES = st.tuples(st.integers(0, 5), st.integers(1, 5))

@@ -17,6 +17,9 @@ from etude.feedback.experiments.user_moments import Difference, UserMoments, com
 from etude.feedback.experiments.validity import find_invalidity
 
 POINTS = "points"
+MAX_SUBSTITUTED = 0.05
+"""Share of the rollouts of the treatment that another version may serve. The arms are compared as
+users were assigned, so that what another version served pulls both differences and harm to 0."""
 
 
 class CanaryAction(StrEnum):
@@ -84,6 +87,9 @@ class CanaryData:
     control_users: int
     treatment_users: int
     users_in_both: int = 0
+    treatment_rollouts: int = 0
+    substituted_rollouts: int = 0
+    """Those of the treatment that the candidate did not serve alone."""
     moments: Mapping[str, tuple[UserMoments, UserMoments]]
     """By metric, of control and treatment: users whose outcome is known by now."""
     looks: tuple[float, ...] = ()
@@ -168,13 +174,23 @@ def decide_canary(plan: CanaryPlan, data: CanaryData) -> CanaryVerdict:
         if reading.is_worse:
             sentence = f"paused for a person: {reading.sentence()}"
             return _verdict(CanaryAction.PAUSE, sentence, data, readings)
+    lack = _find_lack(plan, data)
+    if lack:
+        return _verdict(CanaryAction.NOT_ENOUGH_DATA, f"not enough data: {lack}", data, readings)
+    return _look_at_primary(plan, data, readings)
+
+
+def _find_lack(plan: CanaryPlan, data: CanaryData) -> str:
+    """Say which data is missing for a promotion; empty if none is."""
+    if data.substituted_rollouts > MAX_SUBSTITUTED * data.treatment_rollouts:
+        served = f"{data.substituted_rollouts:,} of {data.treatment_rollouts:,} rollouts"
+        return f"another version served {served} of the candidate's users"
     for metric in (plan.primary, *plan.guardrails):
         num_users = users_per_arm(metric, data)
         if num_users < plan.min_users:
-            sentence = f"{metric.name} has {num_users:,} of the {plan.min_users:,} users an arm"
-            sentence = f"not enough data: {sentence} below which nothing is decided"
-            return _verdict(CanaryAction.NOT_ENOUGH_DATA, sentence, data, readings)
-    return _look_at_primary(plan, data, readings)
+            users = f"{num_users:,} of the {plan.min_users:,} users an arm"
+            return f"{metric.name} has {users} below which nothing is decided"
+    return ""
 
 
 def _look_at_primary(
@@ -252,6 +268,8 @@ def _verdict(
             "controlUsers": data.control_users,
             "treatmentUsers": data.treatment_users,
             "usersInBoth": data.users_in_both,
+            "treatmentRollouts": data.treatment_rollouts,
+            "substitutedRollouts": data.substituted_rollouts,
             "metrics": [reading.evidence() for reading in readings],
         },
     )

@@ -1,6 +1,6 @@
 """Figures of a canary: sums over the users of both arms, from outcomes of their rollouts; pure."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from etude.common.experiments.assignment import Arm
+from etude.common.weights import VersionId
 from etude.feedback.experiments.user_moments import UserMoments, fill_histories
 from etude.feedback.experiments.verdict import CanaryData
 from etude.feedback.release.rules import UserMetric
@@ -33,6 +34,8 @@ class _ArmSums:
     """Users of one arm."""
 
     users: set[User] = field(default_factory=set)
+    policies: Counter[VersionId | None] = field(default_factory=Counter)
+    """Rollouts by the version that served them; None where there were several."""
     sums: _Sums = field(default_factory=lambda: defaultdict(dict))
 
 
@@ -41,6 +44,7 @@ def summarise_arms(
     metrics: Sequence[UserMetric],
     *,
     experiment: str,
+    candidate: VersionId,
     started_ms: int,
 ) -> CanaryData:
     """Sum up the users of an experiment.
@@ -52,6 +56,7 @@ def summarise_arms(
         outcomes: of any rollouts.
         metrics: of the canary.
         experiment: its name.
+        candidate: version that the treatment is to have.
         started_ms: its start.
     """
     arms = {arm.value: _ArmSums() for arm in (Arm.CONTROL, Arm.TREATMENT)}
@@ -59,6 +64,7 @@ def summarise_arms(
     for outcome in outcomes:
         if outcome.experiment == experiment and outcome.arm in arms:
             arms[outcome.arm].users.add((outcome.tenant, outcome.user))
+            arms[outcome.arm].policies[outcome.policy] += 1
             _add(arms[outcome.arm].sums, outcome)
         elif outcome.experiment != experiment and outcome.started_ms < started_ms:
             _add(earlier, outcome)
@@ -73,6 +79,8 @@ def summarise_arms(
         control_users=len(control.users - in_both),
         treatment_users=len(treatment.users - in_both),
         users_in_both=len(in_both),
+        treatment_rollouts=treatment.policies.total(),
+        substituted_rollouts=treatment.policies.total() - treatment.policies[candidate],
         moments=moments,
     )
 

@@ -65,5 +65,6 @@ class CanaryRollouts:
             outcomes,
             canary.rules.metrics,
             experiment=canary.experiment,
+            candidate=canary.candidate.version,
             started_ms=canary.started_ms,
         )
