@@ -80,6 +80,25 @@ def test_a_refusal_of_now_ends_an_agreement_of_a_device_whose_clock_is_ahead(
     assert decide_consent(later, decision.change, terms=TERMS, now_ms=NOW + 10**7).refusal is None
 
 
+@given(
+    ahead_ms=st.integers(1, MAX_AHEAD_MS),
+    after_ms=st.integers(0, MAX_AHEAD_MS),
+    late_ms=st.integers(0, 10**8),
+)
+def test_a_refusal_that_comes_late_ends_an_agreement_that_was_dated_ahead(
+    ahead_ms: int, after_ms: int, late_ms: int
+) -> None:
+    """The user agreed on a device whose clock is ahead, and refused later on another one."""
+    claim = agree(TERMS, NOW + ahead_ms)
+    agreed = claim._replace(received_ms=NOW)
+    refusal = refuse(TERMS, NOW + after_ms)
+    decision = decide_consent(refusal, agreed, terms=TERMS, now_ms=NOW + after_ms + late_ms)
+    assert decision.change is not None
+    assert not decision.change.granted
+    again = decide_consent(claim, decision.change, terms=TERMS, now_ms=NOW + 10**9)
+    assert again.refusal is ConsentRefusal.REVOKED
+
+
 @given(times=st.lists(st.tuples(st.booleans(), st.integers(0, 9)), min_size=1, max_size=12))
 def test_a_user_who_agreed_and_refused_last_does_not_consent(
     times: list[tuple[bool, int]],

@@ -73,8 +73,9 @@ def _find_revocation(
     """Revocation to record for an event without consent; None if it is no news."""
     if known is None:  # a user of whom nothing is stored has nothing to take back
         return None
-    # An agreement may name a time ahead of the server's: it does not outlast a refusal of now.
-    outlasts = claim.decided_ms >= min(known.decided_ms, now_ms)
+    # An agreement may name a time ahead of the server's: against a refusal it is as old as its
+    # record, also where the refusal comes late.
+    outlasts = claim.decided_ms >= min(known.decided_ms, known.received_ms, now_ms)
     # A second refusal moves the time behind which the user can agree again.
     is_news = known.granted or claim.decided_ms > known.decided_ms
     if not (outlasts and is_news):

@@ -1,5 +1,6 @@
 """State of a ledger: a fold over its records, the same live and after a restart."""
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,6 +16,9 @@ class UserConsent(NamedTuple):
     granted: bool
     policy_version: str
     decided_ms: int
+    """By the clock of the client."""
+    received_ms: int = sys.maxsize
+    """Time at which it was recorded; of one that is not yet, the largest."""
 
 
 class KnownEvent(NamedTuple):
@@ -68,7 +72,9 @@ class LedgerState:
 
     def _apply_consent(self, body: pb.FeedbackConsent) -> None:
         user = UserId(body.tenant, body.user_digest)
-        self.consents[user] = UserConsent(body.granted, body.policy_version, body.decided_ms)
+        self.consents[user] = UserConsent(
+            body.granted, body.policy_version, body.decided_ms, body.received_ms
+        )
 
     def _apply_erasure(self, body: pb.FeedbackErasure) -> None:
         user = UserId(body.tenant, body.user_digest)
