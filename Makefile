@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit test-privacy search-model system-deps buf
+.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit test-privacy search-model system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -111,6 +111,10 @@ e2e: $(READY) ## a run on a real node from helm install to helm uninstall, its p
 	$(RUN) python hack/testbed/build.py
 	$(RUN) python hack/minio.py
 	$(RUN) python -m tests.harness.e2e_cluster
+
+e2e-realtime: $(READY) ## a candidate's way to all users as objects of a real control plane, its node and Jobs played: a transcript (needs Go, root)
+	$(RUN) python hack/testbed/build.py
+	ETUDE_REQUIRE=cluster $(RUN) pytest -s tests/cluster/test_release_cycle.py
 
 microvms: $(READY) ## the tests of real microVMs, which nothing may skip (QEMU, Go, root)
 	ETUDE_REQUIRE=qemu $(RUN) pytest tests/integration/qemu

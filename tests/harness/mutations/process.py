@@ -51,8 +51,14 @@ def install(state: State, **values: Any) -> None:
 
 
 @contextlib.contextmanager
-def running(state: State, folder: Path) -> Iterator[Running]:
-    """The operator from its start to its end, as the chart's pod would run it."""
+def running(state: State, folder: Path, **changed: str) -> Iterator[Running]:
+    """The operator from its start to its end, as the chart's pod would run it.
+
+    Args:
+        state: the control plane.
+        folder: of its log and kubeconfig.
+        changed: variables of its environment with other values.
+    """
     port = _free_port()
     kubectl = testbeds.program(state, "kubectl")
     environment = operator_process.chart_environment(
@@ -61,7 +67,7 @@ def running(state: State, folder: Path) -> Iterator[Running]:
     log = folder / "operator.log"
     address = f"http://127.0.0.1:{port}"
     started = operator_process.start_operator(
-        {**environment, "ETUDE_HOST": "127.0.0.1"}, log, address
+        {**environment, "ETUDE_HOST": "127.0.0.1", **changed}, log, address
     )
     found = Running(started.process, log, address)
     try:

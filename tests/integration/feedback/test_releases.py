@@ -3,30 +3,25 @@
 import asyncio
 import json
 import signal
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
-import httpx
 import pytest
-from tests.support.feedback import events as examples
+from tests.support.feedback.experiment_users import send_work
 from tests.support.feedback.process import FeedbackProcess, free_port
-from tests.support.feedback.turns import V1, turn, write_turns
 
 from etude.cli.main import app
 from etude.cli.output import exit_with_problem
 from etude.common import api_keys
 from etude.common.blobs import Store, open_store
-from etude.common.experiments.assignment import Arm, assign_arm
+from etude.common.experiments.assignment import Arm
 from etude.common.release.channels import CANARY, STABLE, ChannelRecord, newest_record
 from etude.common.rpc import channels
 from etude.common.weights import VersionId
 from etude.v1 import release_pb2, release_pb2_grpc, weights_pb2
 
-USERS = [f"u{number}" for number in range(80)]
 RULES = {
     "intervalSeconds": 1,
     "canary": {
@@ -82,34 +77,6 @@ class Route:
             comparisons=[success],
         )
 
-    async def work(self, keeps: Callable[[Arm], bool], complains: Callable[[Arm], bool]) -> None:
-        """Let each exposed user have one rollout, and send what the user does with it."""
-        canary = newest_record(self.store, CANARY)
-        assert canary is not None
-        assert canary.experiment is not None
-        assert canary.served is not None
-        name, salt = canary.experiment.name, canary.experiment.salt
-        turns, batch = [], []
-        for user in USERS:
-            arm = assign_arm(name, salt, f"acme/{user}", 5_000)
-            assert arm is not None
-            version = canary.served.version if arm is Arm.TREATMENT else V1
-            record = turn(user, name, started_ms=time.time_ns() // 1_000_000, version=version)
-            record.arm, record.experiment = arm.value, name
-            turns.append(record)
-            alive = 2 if keeps(arm) else 0
-            text = "no, undo that" if complains(arm) else "now add a test"
-            batch += [
-                event("edit_applied", user, name),
-                event("edit_observed", user, name, ageS=1.0, numAliveLines=alive),
-                event("followup", user, name, text=text, turn=0, afterS=0.5),
-            ]
-        write_turns(self.store, turns, writer=name)
-        headers = self.service.headers | {"content-type": "application/cloudevents-batch+json"}
-        async with httpx.AsyncClient(headers=headers, timeout=60) as client:
-            answer = await client.post(f"{self.service.url}/v1/events", content=json.dumps(batch))
-        assert {each["status"] for each in answer.json()["results"]} == {202}
-
     async def wait_for(self, channel: str, number: int) -> ChannelRecord:
         """Wait until a channel has a record."""
         async with asyncio.timeout(60):
@@ -118,12 +85,6 @@ class Route:
                 if record is not None and record.number >= number:
                     return record
                 await asyncio.sleep(0.1)
-
-
-def event(kind: str, user: str, rollout: str, **payload: Any) -> dict[str, Any]:
-    content = examples.event(kind, id=f"{kind}-{user}-{rollout}", user=user, **payload)
-    content["data"]["rollout"] = rollout
-    return content
 
 
 def served(number: int) -> release_pb2.ServedPolicyVersion:
@@ -162,7 +123,7 @@ async def test_a_better_candidate_is_promoted_and_a_harmful_one_rolled_back(rout
 
     await route.service.stop(signal.SIGKILL)
     await route.service.start()
-    await route.work(lambda arm: arm is Arm.TREATMENT, lambda _: False)
+    await send_work(route.service, route.store, lambda arm: arm is Arm.TREATMENT, lambda _: False)
     stable = await route.wait_for(STABLE, 2)
     assert (stable.served and stable.served.number, stable.action) == (41, "Promote")
     assert stable.sentence.startswith("promoted: edit persistence +")
@@ -171,7 +132,7 @@ async def test_a_better_candidate_is_promoted_and_a_harmful_one_rolled_back(rout
     assert (await route.propose(42, 41)).action == "StartCanary"
     before = newest_record(route.store, CANARY)
     assert before is not None
-    await route.work(lambda _: True, lambda arm: arm is Arm.TREATMENT)
+    await send_work(route.service, route.store, lambda _: True, lambda arm: arm is Arm.TREATMENT)
     ended = await route.wait_for(CANARY, before.number + 1)
     while ended.action == "GrowCanary":
         ended = await route.wait_for(CANARY, ended.number + 1)

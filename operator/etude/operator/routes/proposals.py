@@ -173,7 +173,7 @@ def _settled_fact(before: EvaluatedCandidate | None, inputs: ReleaseInputs) -> C
 
 
 def _answered_fact(candidate: EvaluatedCandidate, verdict: str) -> ConditionFact:
-    words = f"{candidate.checkpoint}: {candidate.sentence}"
+    words = candidate.sentence
     if candidate.action != "Refuse":
         return true_condition(PROPOSED, Reason.PROPOSED, words)
     return false_condition(PROPOSED, REFUSALS.get(verdict, Reason.PROPOSAL_REFUSED), words)
