@@ -32,7 +32,7 @@ ROUTE = {
     **dict(under("gateway", SERVICE)),
     "gateway.keysRef.name": f"{ROUTE_PARTS} keys_ref",
     "gateway.replicas": ROUTE_PARTS,
-    "gateway.recordUnencrypted": ROUTE_PARTS,
+    "gateway.recordTurns": ROUTE_PARTS,
     **{
         f"gateway.limits.{name}": ROUTE_PARTS
         for name in ("bodyMib", "sessionTokens", "waitingMib", "outageSeconds", "turnSeconds")

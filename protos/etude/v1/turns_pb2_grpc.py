@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from etude.v1 import turns_pb2 as etude_dot_v1_dot_turns__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -22,3 +23,79 @@ if _version_not_supported:
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
+
+
+class TurnKeyServiceStub:
+    """TurnKeyService gives gateways the public keys under which they seal the turns of users.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.GetTurnKey = channel.unary_unary(
+                '/etude.v1.TurnKeyService/GetTurnKey',
+                request_serializer=etude_dot_v1_dot_turns__pb2.GetTurnKeyRequest.SerializeToString,
+                response_deserializer=etude_dot_v1_dot_turns__pb2.GetTurnKeyResponse.FromString,
+                _registered_method=True)
+
+
+class TurnKeyServiceServicer:
+    """TurnKeyService gives gateways the public keys under which they seal the turns of users.
+    """
+
+    def GetTurnKey(self, request, context):
+        """Public key of a user as of now; it is made on first use, and another one after an erasure.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_TurnKeyServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'GetTurnKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTurnKey,
+                    request_deserializer=etude_dot_v1_dot_turns__pb2.GetTurnKeyRequest.FromString,
+                    response_serializer=etude_dot_v1_dot_turns__pb2.GetTurnKeyResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'etude.v1.TurnKeyService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('etude.v1.TurnKeyService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class TurnKeyService:
+    """TurnKeyService gives gateways the public keys under which they seal the turns of users.
+    """
+
+    @staticmethod
+    def GetTurnKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etude.v1.TurnKeyService/GetTurnKey',
+            etude_dot_v1_dot_turns__pb2.GetTurnKeyRequest.SerializeToString,
+            etude_dot_v1_dot_turns__pb2.GetTurnKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

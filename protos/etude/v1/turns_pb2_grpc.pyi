@@ -4,10 +4,17 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from etude.v1 import turns_pb2 as _turns_pb2
 from grpc import aio as _aio
 import abc as _abc_1
 import grpc as _grpc
+import sys
 import typing as _typing
+
+if sys.version_info >= (3, 11):
+    from typing import Self as _Self
+else:
+    from typing_extensions import Self as _Self
 
 _T = _typing.TypeVar("_T")
 
@@ -18,3 +25,34 @@ class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ig
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
+
+class TurnKeyServiceStub:
+    """TurnKeyService gives gateways the public keys under which they seal the turns of users."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> TurnKeyServiceAsyncStub: ...
+    GetTurnKey: _grpc.UnaryUnaryMultiCallable[_turns_pb2.GetTurnKeyRequest, _turns_pb2.GetTurnKeyResponse]
+    """Public key of a user as of now; it is made on first use, and another one after an erasure."""
+
+@_typing.type_check_only
+class TurnKeyServiceAsyncStub(TurnKeyServiceStub):
+    """TurnKeyService gives gateways the public keys under which they seal the turns of users."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    GetTurnKey: _aio.UnaryUnaryMultiCallable[_turns_pb2.GetTurnKeyRequest, _turns_pb2.GetTurnKeyResponse]  # type: ignore[assignment]
+    """Public key of a user as of now; it is made on first use, and another one after an erasure."""
+
+class TurnKeyServiceServicer(metaclass=_abc_1.ABCMeta):
+    """TurnKeyService gives gateways the public keys under which they seal the turns of users."""
+
+    @_abc_1.abstractmethod
+    def GetTurnKey(
+        self,
+        request: _turns_pb2.GetTurnKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_turns_pb2.GetTurnKeyResponse, _abc.Awaitable[_turns_pb2.GetTurnKeyResponse]]:
+        """Public key of a user as of now; it is made on first use, and another one after an erasure."""
+
+def add_TurnKeyServiceServicer_to_server(servicer: TurnKeyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -41,8 +41,9 @@ def test_a_wrong_setting_is_named(wrong: str) -> None:
                 "channels": {"uri": "file:///run"},
             },
         ),
-        # Records are in the clear: that has to be said.
+        # Records in the clear: that has to be said.
         ("recordUnencrypted", {"storage": {"uri": "file:///records"}}),
+        ("recordUnencrypted", {"recordUnencrypted": True, "feedback": "feedback:7091"}),
     ],
 )
 def test_a_wrong_field_of_a_route_is_named(

@@ -164,6 +164,7 @@ def route_policies(
     signals = _external_egress(run.spec.storage, run.spec.observability.otlp_endpoint) + issuer
     gateway = {**ours, names.ROLE: names.GATEWAY}
     to_engines = [_to({**ours, names.ROLE: channel}, channel) for channel in channels]
+    feedback = {**ours, names.ROLE: names.FEEDBACK}
     public = {
         role: {"ports": _ports([PORTS[role]["http"]])} for role in (names.GATEWAY, names.FEEDBACK)
     }
@@ -179,12 +180,22 @@ def route_policies(
     ]
     return [
         *engines,
-        _policy(route, names.GATEWAY, gateway, [public[names.GATEWAY]], [*store, *to_engines]),
+        _policy(
+            route,
+            names.GATEWAY,
+            gateway,
+            [public[names.GATEWAY]],
+            [*store, *to_engines, _to(feedback, names.FEEDBACK)],
+        ),
         _policy(
             route,
             names.FEEDBACK,
-            {**ours, names.ROLE: names.FEEDBACK},
-            [public[names.FEEDBACK], _from_operator(operator_namespace, names.FEEDBACK)],
+            feedback,
+            [
+                public[names.FEEDBACK],
+                _from_operator(operator_namespace, names.FEEDBACK),
+                _from([gateway], names.FEEDBACK),
+            ],
             store,
         ),
     ]

@@ -9,6 +9,7 @@ from etude.common.api.route.spec import ServicePods
 from etude.common.api.run.role_spec import EngineRole
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.role_inputs import ResolvedRun
+from etude.common.tls.targets import named_target
 from etude.operator import names
 from etude.operator.builders import certificates, network_policies, pod_overrides
 from etude.operator.builders.addresses import PORTS
@@ -139,8 +140,10 @@ class _Builder(NamedTuple):
             "channels": storage.to_json(),
             **targets,
         }
-        if self.route.spec.gateway.record_unencrypted:
-            found |= {"storage": storage.to_json(), "recordUnencrypted": True}
+        if self.route.spec.gateway.record_turns:
+            service, port = self.child(names.FEEDBACK), PORTS[names.FEEDBACK]["grpc"]
+            feedback = named_target(service, f"{service}:{port}")
+            found |= {"storage": storage.to_json(), "feedback": feedback}
         return found
 
     def _engine_pod(self, channel: str, engines: EngineRole, config: Manifest) -> RolePod:

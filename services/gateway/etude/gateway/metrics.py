@@ -42,7 +42,8 @@ SUBSTITUTED_CALLS = Counter(
 )
 RECORDED_TURNS = Counter(
     "etude_gateway_recorded_turns_total",
-    "Turns by what became of their record: durable, without consent, or dropped as too many wait.",
+    "Turns by what became of their record: durable, without consent, without a key"
+    " of the feedback service, or dropped as too many wait.",
     ("result",),
 )
 WAITING_RECORD_BYTES = Gauge(

@@ -12,6 +12,7 @@ from etude.agent.transcript import asks_question
 from etude.common.api_keys import KeyOwner
 from etude.common.turn_log import TurnLog, identify_rollout
 from etude.gateway import metrics
+from etude.gateway.sealing_keys import SealingKeys
 from etude.gateway.sessions import Branch
 from etude.gateway.turn_request import RolloutMarks, TurnRequest
 from etude.gateway.turn_text import TurnParts
@@ -43,6 +44,18 @@ class TurnRecorder:
 
     log: TurnLog
     chat_template: str
+    keys: SealingKeys | None
+    """None: records are not encrypted."""
+
+    def prepare(self, caller: KeyOwner) -> None:
+        """Ask for what the record of a turn that begins needs."""
+        if self.keys is not None and caller.consent:
+            self.keys.request(caller)
+
+    async def wait_prepared(self, caller: KeyOwner) -> None:
+        """Wait a moment for what was asked for."""
+        if self.keys is not None:
+            await self.keys.wait(caller)
 
     def record(self, turn: SampledTurn) -> None:
         """Queue the record of a turn, if its user consents to it and to all that it repeats."""
@@ -50,14 +63,25 @@ class TurnRecorder:
         if turn.branch.is_private:
             metrics.RECORDED_TURNS.labels("no_consent").inc()
             return
-        record = make_record(turn, hash_config(self.chat_template, turn.request))
-        if self.log.append(record):
+        if self._append(turn):
             turn.branch.num_recorded = len(turn.branch.token_ids)
         else:
-            metrics.RECORDED_TURNS.labels("dropped").inc()
             # What follows is complete again, whatever is missing before it.
             turn.branch.num_recorded = 0
         metrics.WAITING_RECORD_BYTES.set(self.log.waiting_bytes)
+
+    def _append(self, turn: SampledTurn) -> bool:
+        sealer = None if self.keys is None else self.keys.find(turn.caller)
+        if self.keys is not None and sealer is None:
+            metrics.RECORDED_TURNS.labels("no_key").inc()
+            return False
+        record = make_record(turn, hash_config(self.chat_template, turn.request))
+        if sealer is not None:
+            sealer.seal(record)
+        if not self.log.append(record):
+            metrics.RECORDED_TURNS.labels("dropped").inc()
+            return False
+        return True
 
     def note_durable(self, count: int) -> None:
         """Count turns that became durable."""

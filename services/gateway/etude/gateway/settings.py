@@ -37,9 +37,10 @@ class Route(Model):
     """Store of the run with the records of its channels; they decide the comparison."""
     storage: Storage | None = None
     """Store of the turns of users who consent; nothing is recorded without it."""
+    feedback: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Feedback service, host:port of its gRPC: it gives the keys under which records are sealed."""
     record_unencrypted: bool = False
-    """Needed with `storage`: records hold users' text as tokens, unredacted, under no key of the
-    user, and an erasure of feedback does not reach them."""
+    """True records without `feedback`: users' text as tokens that no erasure reaches."""
 
     @model_validator(mode="after")
     def _check_recording(self) -> Self:
@@ -48,10 +49,13 @@ class Route(Model):
         Raises:
             ValueError: it was not.
         """
-        if self.storage is not None and not self.record_unencrypted:
+        if self.record_unencrypted and self.feedback is not None:
+            raise ValueError("recordUnencrypted: records are sealed by `feedback`; leave one out")
+        if self.storage is not None and not (self.feedback or self.record_unencrypted):
             raise ValueError(
-                "storage: turns would be kept unredacted and unencrypted, and no erasure reaches"
-                " them; leave it out, or accept that with recordUnencrypted: true"
+                "storage: turns would be kept unencrypted, and no erasure reaches them; name the"
+                " feedback service that gives keys (feedback: HOST:PORT), or accept that with"
+                " recordUnencrypted: true"
             )
         return self
 

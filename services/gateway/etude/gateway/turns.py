@@ -93,6 +93,8 @@ class TurnService:
             UnavailableError: no engine answers, or one answers inconsistently.
         """
         started_ns = time.time_ns()
+        if self.recorder is not None:
+            self.recorder.prepare(caller)
         prompt = await self._prepare(caller, request, marks)
         span = _TRACER.start_span("chat", attributes={"gen_ai.operation.name": "chat"})
         turn = _RunningTurn(
@@ -211,6 +213,8 @@ class _RunningTurn:
                         yield piece
         completion = draft.completion()
         self._check(completion, max_tokens)
+        if self.service.recorder is not None:
+            await self.service.recorder.wait_prepared(self.caller)
         finished, parts = self._finish(completion)
         if self.request.stream:
             for piece in self.splitter.finish(parts):

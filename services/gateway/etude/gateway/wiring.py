@@ -16,12 +16,13 @@ from etude.common.turn_log import TurnLog
 from etude.gateway.app import GatewayApp
 from etude.gateway.canary import CanaryWatch
 from etude.gateway.recording import TurnRecorder
+from etude.gateway.sealing_keys import SealingKeys
 from etude.gateway.sessions import Sessions
 from etude.gateway.settings import Route, Settings
 from etude.gateway.tool_forms import ToolForms
 from etude.gateway.turns import TurnService
 from etude.gateway.upstream import EngineFleet
-from etude.v1 import inference_pb2_grpc, weights_pb2_grpc
+from etude.v1 import inference_pb2_grpc, turns_pb2_grpc, weights_pb2_grpc
 
 DEFAULT_LIMIT = 600
 """Requests a minute of a key without a limit of its own."""
@@ -68,8 +69,13 @@ def assemble(route: Route, settings: Settings, chat: ChatFormat) -> Parts:
     recorder = None
     if route.storage is not None:
         store = open_run_store(route.storage.uri, route.storage)
+        keys = None
+        if route.feedback is not None:
+            connections[route.feedback] = channels.dial(route.feedback)
+            stub = turns_pb2_grpc.TurnKeyServiceStub(connections[route.feedback])
+            keys = SealingKeys(stub)
         recorder = TurnRecorder(
-            TurnLog(store, settings.max_waiting_mib << 20), chat.template.source
+            TurnLog(store, settings.max_waiting_mib << 20), chat.template.source, keys
         )
         recorder.log.note_durable = recorder.note_durable
     canary = _watch_canary(route, connections)

@@ -15,6 +15,7 @@ from etude.common.blobs import MemoryStore
 from etude.common.errors import FencedError
 from etude.common.feedback import windows
 from etude.common.turn_log import identify_rollout
+from etude.common.turn_sealing import TurnKey, TurnSealer, derive_public_key
 from etude.common.weights import VersionId
 from etude.feedback.ingest.intake import EventIntake
 from etude.feedback.ledger.ledger import open_ledger
@@ -84,6 +85,35 @@ async def test_turns_and_events_become_a_window() -> None:
         advantages[each.user] = each.advantage
     by_name = {user: advantages[SECRET.user_id("acme", user).digest] for user in USERS}
     assert by_name["a"] == by_name["b"] > 0 > by_name["c"] > by_name["d"]
+
+
+async def test_sealed_turns_are_trained_until_the_key_of_their_user_is_destroyed() -> None:
+    stores = Stores()
+    serve_version(stores.ledger)
+    async with living(stores) as intake:
+        turns = []
+        for user in (*USERS, "gone"):
+            await send(intake, "shown", user)
+            record = turn(user, started_ms=NOW_MS)
+            key = await intake.ledger.user_key(SECRET.user_id("acme", user))
+            public = derive_public_key(key.key)
+            TurnSealer.make(TurnKey(key.user.digest, key.generation, public)).seal(record)
+            turns.append(record)
+        write_turns(stores.ledger, turns)
+        # As an erasure does that the builder has not read yet.
+        intake.ledger.keys.destroy(SECRET.user_id("acme", "gone"), 0)
+        await run(build(intake))
+    manifest = windows.read_window(stores.ledger, 1)
+    assert {each.user for each in manifest.rollouts} <= {
+        SECRET.user_id("acme", user).digest for user in USERS
+    }
+    (first, *_) = manifest.rollouts
+    key_name = windows.rollout_key(first.tenant, first.user, first.rollout)
+    rollout = windows.decode_rollout(
+        stores.ledger.get(key_name), digest=first.digest, where=key_name
+    )
+    assert list(rollout.links[0].token_ids) == [1, 2, 3, 4, 5]
+    assert SECRET.user_id("acme", "gone").digest not in {each.user for each in manifest.rollouts}
 
 
 async def test_a_rollout_waits_for_its_horizon_and_an_old_window_closes_with_fewer() -> None:

@@ -130,14 +130,15 @@ def test_gateways_read_the_models_folder_and_every_engine_of_the_channels(
     assert route.storage is None
 
 
-def test_turns_are_recorded_in_the_runs_store_where_the_route_accepts_that(
+def test_turns_are_recorded_in_the_runs_store_under_keys_of_the_feedback_service(
     route_body: Any, run: RLRun, platform: Platform
 ) -> None:
-    gateway = {"keysRef": {"name": "keys"}, "recordUnencrypted": True}
+    gateway = {"keysRef": {"name": "keys"}, "recordTurns": True}
     route = Route.parse_known_fields(
         route_file(children(route_body(gateway=gateway), run, platform))
     )
     assert route.storage == run.spec.storage
+    assert route.feedback == "coder-feedback@coder-feedback:7091"
 
 
 def test_the_variables_of_gateways_are_those_that_they_read(
@@ -248,8 +249,10 @@ def test_users_reach_services_alone_and_gateways_alone_reach_engines(made: Made)
     for service, port in (("gateway", 7080), ("feedback", 7090)):
         public = policies[service]["ingress"][1]
         assert public == {"ports": [{"port": port, "protocol": "TCP"}]}
-    # The operator alone forwards what people ask about releases.
-    (asked,) = policies["feedback"]["ingress"][2:]
+    # The operator forwards what people ask about releases, and gateways ask for keys of users.
+    asked, keys = policies["feedback"]["ingress"][2:]
+    (caller,) = keys["from"]
+    assert caller["podSelector"]["matchLabels"]["etude.dev/role"] == "gateway"
     (operator,) = asked["from"]
     home = operator["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
     assert (home, asked["ports"]) == ("etude-system", [{"port": 7091, "protocol": "TCP"}])

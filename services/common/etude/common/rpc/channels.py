@@ -27,6 +27,7 @@ _IDEMPOTENT = [
     {"service": "etude.v1.EnvBrokerService", "method": "RenewLeases"},
     {"service": "etude.v1.EnvBrokerService", "method": "ReleaseLeases"},
     {"service": "etude.v1.RunService", "method": "Command"},
+    {"service": "etude.v1.TurnKeyService", "method": "GetTurnKey"},
 ]
 
 _SERVICE_CONFIG = json.dumps(

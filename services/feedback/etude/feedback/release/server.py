@@ -14,14 +14,15 @@ from etude.feedback.release.rollouts import CanaryRollouts
 from etude.feedback.release.rules import ReleaseSettings, read_rules
 from etude.feedback.release.service import ReleaseService
 from etude.feedback.release.task import CanaryLoop
-from etude.v1 import release_pb2_grpc
+from etude.feedback.turn_keys import TurnKeyService
+from etude.v1 import release_pb2_grpc, turns_pb2_grpc
 
-SERVICE = "etude.v1.ReleaseService"
+SERVICES = ("etude.v1.ReleaseService", "etude.v1.TurnKeyService")
 
 
 @dataclass(slots=True)
 class ReleaseServer:
-    """Answers requests about the releases of a route, and watches its canary."""
+    """Answers requests about the releases of a route and for keys, and watches its canary."""
 
     loop: CanaryLoop
     server: Server
@@ -42,9 +43,11 @@ class ReleaseServer:
         releases = await asyncio.to_thread(ReleaseLog.open, ledger.log.store, rules)
         clock = LedgerClock(releases.newest.decided_ms if releases.newest else 0)
         rollouts = CanaryRollouts(ledger, settings.horizon_s)
-        server = Server([SERVICE], settings.host, settings.port)
+        server = Server(SERVICES, settings.host, settings.port)
         service = ReleaseService(releases, clock, keys)
         release_pb2_grpc.add_ReleaseServiceServicer_to_server(service, server.grpc_server)
+        keys_of_turns = TurnKeyService(ledger)
+        turns_pb2_grpc.add_TurnKeyServiceServicer_to_server(keys_of_turns, server.grpc_server)
         await server.start()
         await server.set_ready()
         return cls(CanaryLoop(releases, rollouts, clock), server)

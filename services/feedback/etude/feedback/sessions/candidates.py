@@ -1,5 +1,6 @@
 """Candidates for tasks: the served sessions of one tenant, and what speaks against each."""
 
+import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from etude.agent.chat.pieces import PieceReader
 from etude.agent.toolsets import list_schemas
 from etude.common import turn_log
 from etude.common.blobs import Store
+from etude.common.errors import CorruptError
 from etude.feedback.ledger.reading import LedgerReader
 from etude.feedback.ledger.user_keys import UserId
 from etude.feedback.redact.redactor import Redactor
@@ -20,8 +22,11 @@ from etude.feedback.sessions.review import (
     SessionReview,
     find_refusals,
 )
+from etude.feedback.turn_keys import TurnReader, find_user
 from etude.feedback.windows.feeds import TurnFeed
 from etude.v1 import turns_pb2
+
+log = logging.getLogger(__name__)
 
 CLOCKS_MS = 300_000
 """Difference between the clocks of a gateway and of the ledger."""
@@ -60,9 +65,11 @@ class SessionFinder:
     options: CandidateOptions
     _reader: PieceReader | None = field(init=False)
     _redactor: Redactor = field(init=False)
+    _turns: TurnReader = field(init=False)
 
     def __post_init__(self) -> None:
         chat = self.chat
+        self._turns = TurnReader(self.ledger.keys)
         self._reader = None if chat is None else PieceReader.of(chat, list_schemas())
         self._redactor = Redactor(self.ledger.secret.redaction_key(self.options.tenant))
 
@@ -111,17 +118,26 @@ class SessionFinder:
                 name = record.rollout_id
                 start = self._read_start(record, is_kept=name in kept)
                 known = starts.get(name)
+                if start is None:
+                    continue
                 if known is None or start.started_ms < known.started_ms:
                     starts[name] = start
         return starts
 
-    def _read_start(self, record: turns_pb2.TurnRecord, *, is_kept: bool) -> SessionStart:
-        prompt = record.prompt_token_ids if is_kept and not record.num_prefix_tokens else ()
-        return SessionStart(
-            self.ledger.secret.user_id(record.tenant, record.user),
-            record.time_unix_nanos // 1_000_000,
-            tuple(prompt),
-        )
+    def _read_start(self, record: turns_pb2.TurnRecord, *, is_kept: bool) -> SessionStart | None:
+        """Start of a session; None if the record is damaged."""
+        user = find_user(record, self.ledger.secret)
+        if user is None:
+            return None
+        prompt: tuple[int, ...] = ()
+        if is_kept and not record.num_prefix_tokens:
+            try:
+                readable = self._turns.read(record)
+            except CorruptError as error:
+                log.warning("a turn is left out: %s", error)
+                return None
+            prompt = () if readable is None else tuple(readable.prompt_token_ids)
+        return SessionStart(user, record.time_unix_nanos // 1_000_000, prompt)
 
     def _make_entry(self, session: str, start: SessionStart, events: SessionEvents) -> SessionEntry:
         change = events.find_kept_change()

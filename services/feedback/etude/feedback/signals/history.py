@@ -134,7 +134,7 @@ def read_turn(record: turns_pb2.TurnRecord, place: TurnPlace, *, stored_ms: int 
         arm=record.arm,
         experiment=record.experiment,
         config=record.config_hash[:4].hex(),
-        num_tokens=len(record.token_ids),
+        num_tokens=record.sealed.num_tokens or len(record.token_ids),
         num_calls=record.num_calls,
         num_broken_calls=min(record.num_broken_calls, record.num_calls),
         asks_question=record.asks_question,

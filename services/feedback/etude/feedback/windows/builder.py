@@ -19,6 +19,7 @@ from etude.common.feedback.windows import WindowManifest
 from etude.feedback import metrics
 from etude.feedback.ledger.ledger import FeedbackLedger
 from etude.feedback.ledger.user_keys import UserId
+from etude.feedback.turn_keys import TurnReader
 from etude.feedback.windows.assembly import UntrainableError
 from etude.feedback.windows.draft import StoredRollout, WindowDraft
 from etude.feedback.windows.erasure import delete_rollouts
@@ -58,7 +59,7 @@ class WindowBuilder:
         self._versions = ServedVersions(self.store)
         self._ledger_feed = LedgerFeed(self.ledger)
         self._turn_feed = TurnFeed(self.store)
-        self._objects = RolloutObjects(self.store)
+        self._objects = RolloutObjects(self.store, TurnReader(self.ledger.keys))
 
     @property
     def store(self) -> Store:

@@ -12,7 +12,9 @@ from etude.common.errors import CorruptError
 from etude.common.feedback import windows
 from etude.common.weights.protocol import records
 from etude.feedback.signals.history import RolloutHistory
+from etude.feedback.turn_keys import TurnReader
 from etude.feedback.windows.assembly import UntrainableError, assemble_rollout
+from etude.feedback.windows.waiting import ERASED
 from etude.v1 import turns_pb2
 
 _CACHED_SEGMENTS = 8
@@ -24,6 +26,7 @@ class RolloutObjects:
     """Writes the objects of rollouts; blocks."""
 
     store: Store
+    reader: TurnReader
     _segments: "OrderedDict[str, turns_pb2.TurnSegment]" = field(default_factory=OrderedDict)
 
     def write(self, history: RolloutHistory) -> str:
@@ -59,7 +62,14 @@ class RolloutObjects:
 
     def _read_turns(self, history: RolloutHistory) -> Iterator[turns_pb2.TurnRecord]:
         for turn in history.turns:
-            yield self._read_segment(turn.place.key).turns[turn.place.position]
+            sealed = self._read_segment(turn.place.key).turns[turn.place.position]
+            try:
+                record = self.reader.read(sealed)
+            except CorruptError as error:
+                raise UntrainableError("IncompleteTurns", str(error)) from error
+            if record is None:
+                raise UntrainableError(ERASED, f"the key of turn {sealed.turn_id} is destroyed")
+            yield record
 
     def _read_segment(self, key: str) -> turns_pb2.TurnSegment:
         segment = self._segments.get(key)

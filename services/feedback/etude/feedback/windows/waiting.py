@@ -1,5 +1,6 @@
 """Rollouts that are in no window yet: a fold over turns, events, consents and windows."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from etude.feedback.signals.history import (
     TurnPlace,
     read_turn,
 )
+from etude.feedback.turn_keys import find_user
 from etude.feedback.windows.feeds import (
     ConsentItem,
     ErasureItem,
@@ -20,6 +22,8 @@ from etude.feedback.windows.feeds import (
     StoredTurns,
 )
 from etude.v1 import turns_pb2
+
+log = logging.getLogger(__name__)
 
 ERASED = "Erased"
 NO_CONSENT = "NoConsent"
@@ -106,7 +110,10 @@ class WaitingRollouts:
             return
         history = self.histories.get(name)
         if history is None:
-            user = self.secret.user_id(record.tenant, record.user)
+            user = find_user(record, self.secret)
+            if user is None:
+                log.warning("turn %s is left out: it names no user", record.turn_id)
+                return
             history = self.histories[name] = RolloutHistory(name, user)
             for event in self._pop_early(name):
                 history.add_event(event)

@@ -78,10 +78,10 @@ class GatewayService(ServicePods):
     """Pods, each of one process; they share the quotas of the keys."""
     limits: GatewayLimits = Field(default_factory=GatewayLimits)
     """Bounds of what one process takes and keeps."""
-    record_unencrypted: bool = False
-    """True records the turns of users who consent in the run's store: users' text as tokens,
-    unredacted, under no key of the user, so that an erasure of feedback does not reach it. Nothing
-    is recorded without it."""
+    record_turns: bool = False
+    """True records the turns of users who consent in the run's store, as tokens and not redacted,
+    sealed under keys of the users that an erasure of feedback destroys. Nothing is recorded, and
+    nothing trained on, without it."""
 
 
 class FeedbackWindows(Model):

@@ -1,0 +1,117 @@
+"""Turns recorded by a gateway are sealed under keys of the ledger, and end with them."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+from prometheus_client import REGISTRY
+from tests.support.feedback.lives import NOW_MS, SECRET, Stores, living
+from tests.support.gateway.served import (
+    MODEL,
+    PlayedEngine,
+    ServedGateway,
+    serve_route,
+    start_engine,
+)
+
+from etude.agent.chat import ChatFormat
+from etude.common.rpc.server import Server
+from etude.feedback.ledger.ledger import FeedbackLedger
+from etude.feedback.turn_keys import TurnKeyService, TurnReader
+from etude.v1 import turns_pb2, turns_pb2_grpc
+
+TOKENIZER = Path(__file__).parents[2] / "unit" / "agent" / "model"
+ALICE = SECRET.user_id("acme", "alice")
+
+
+@dataclass
+class Loop:
+    """A gateway, the ledger of its route, and what answers for keys."""
+
+    gateway: ServedGateway
+    ledger: FeedbackLedger
+    key_server: Server
+    chat: ChatFormat
+
+    async def say(self, *texts: str) -> None:
+        """Send a conversation of a user, and wait for the answer to its last message."""
+        messages: list[Any] = []
+        for text in texts:
+            messages.append({"role": "user", "content": text})
+            client = openai.AsyncOpenAI(
+                base_url=f"{self.gateway.url}/v1", api_key=self.gateway.key, max_retries=0
+            )
+            answer = await client.chat.completions.create(model=MODEL, messages=messages)
+            messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+
+    def read(self, records: Sequence[turns_pb2.TurnRecord]) -> list[turns_pb2.TurnRecord | None]:
+        reader = TurnReader(self.ledger.keys)
+        return [reader.read(record) for record in records]
+
+
+@contextlib.asynccontextmanager
+async def running_loop(folder: Path) -> AsyncIterator[Loop]:
+    """A gateway over HTTP, an engine and the keys of a ledger over gRPC."""
+    chat = ChatFormat.load(TOKENIZER)
+    engine = await start_engine(PlayedEngine(chat, lambda _: "Done."))
+    async with living(Stores()) as intake:
+        keys = Server(["etude.v1.TurnKeyService"])
+        service = TurnKeyService(intake.ledger)
+        turns_pb2_grpc.add_TurnKeyServiceServicer_to_server(service, keys.grpc_server)
+        await keys.start()
+        route = {"recordUnencrypted": False, "feedback": f"127.0.0.1:{keys.port}"}
+        targets = [f"127.0.0.1:{engine.port}"]
+        async with serve_route(folder, chat, targets, route) as gateway:
+            yield Loop(gateway, intake.ledger, keys, chat)
+        await keys.stop(0)
+    await engine.stop(0)
+
+
+async def test_a_recorded_turn_is_read_with_the_key_of_its_user_alone(tmp_path: Path) -> None:
+    async with running_loop(tmp_path) as loop:
+        await loop.say("Fix it.", "And a test.")
+        first, second = await loop.gateway.records()
+        for record in (first, second):
+            assert (record.user, record.user_digest) == ("", ALICE.digest)
+            assert not (record.prompt_token_ids)
+            assert not (record.token_ids)
+            assert not (record.logprobs)
+        opened, continued = loop.read([first, second])
+        assert opened is not None
+        assert continued is not None
+        assert "Fix it." in loop.chat.decode([*opened.prompt_token_ids])
+        assert [*opened.token_ids] == loop.chat.completion("Done.")
+        assert len(opened.logprobs) == len(opened.token_ids) == first.sealed.num_tokens
+        prefix = len(opened.prompt_token_ids) + len(opened.token_ids)
+        assert continued.num_prefix_tokens == prefix
+
+
+async def test_an_erasure_of_feedback_makes_recorded_turns_unreadable_for_ever(
+    tmp_path: Path,
+) -> None:
+    async with running_loop(tmp_path) as loop:
+        await loop.say("Fix it.")
+        await loop.ledger.erase_user(ALICE, now_ms=NOW_MS)
+        # The gateway still has the public key of before: what it seals nobody reads.
+        await loop.say("My secret.")
+        assert loop.read(await loop.gateway.records()) == [None, None]
+        key = await loop.ledger.user_key(ALICE)
+        assert key.generation == 1
+        assert loop.read(await loop.gateway.records()) == [None, None]
+
+
+async def test_users_are_served_and_not_recorded_while_nothing_gives_keys(tmp_path: Path) -> None:
+    def count() -> float:
+        labels = {"result": "no_key"}
+        return REGISTRY.get_sample_value("etude_gateway_recorded_turns_total", labels) or 0.0
+
+    async with running_loop(tmp_path) as loop:
+        await loop.key_server.stop(0)
+        before = count()
+        await asyncio.wait_for(loop.say("Fix it."), 30)
+        assert count() == before + 1
+        assert await loop.gateway.records() == []
