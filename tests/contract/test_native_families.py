@@ -38,8 +38,8 @@ ONLY_CALLS = {"llama3", "mistral-nemo"}
 """Families whose template drops the text beside calls."""
 ONE_PROMPT = {"mistral-nemo"}
 """Families whose template writes no tag between the system prompt and the instruction."""
-UNMARKED_RESULTS = {"deepseek-v4"}
-"""Families whose template writes no tag between results."""
+UNMARKED_RESULTS = {"deepseek-v4": "</tool_result>", "qwen2.5": "</tool_response>"}
+"""Text between results where the template writes no tag there."""
 THINKING = {"qwen3": "<think>\nHm.\n</think>\n\n", "qwen3.6": "<think>\nHm.\n</think>\n\n"}
 """Families whose template takes thinking as part of the text."""
 
@@ -219,7 +219,7 @@ def test_messages_are_found_again_in_the_tokens(family: str) -> None:
         assert "Be <b>good." in opening["system"]
     results = [piece.text for piece in reader.read_results(delta) if piece.role == "tool"]
     if family in UNMARKED_RESULTS:
-        results = results[0].split("</tool_result>")
+        results = results[0].split(UNMARKED_RESULTS[family])
     assert len(results) == len(made)
     assert all(text in found for text, found in zip(["x = 1", "y <= 2"], results, strict=False))
 

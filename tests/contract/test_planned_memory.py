@@ -25,6 +25,7 @@ LIMIT = 0.9 * 80
             "qwen2.5-7b",
             {
                 "learnerRanks": 8,
+                "gpusPerReplica": 8,
                 "mesh": {"shard": 4, "context": 2},
                 "microBatchTokens": 131_072,
             },

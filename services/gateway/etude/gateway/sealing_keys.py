@@ -54,7 +54,7 @@ class SealingKeys:
             task.add_done_callback(lambda _: self._asking.pop(name, None))
 
     async def wait(self, user: KeyOwner) -> None:
-        """Wait a moment for an answer that is on its way."""
+        """Wait a moment for an answer that was asked for."""
         task = self._asking.get((user.tenant, user.user))
         if task is not None:
             await asyncio.wait([task], timeout=_WAIT_S)

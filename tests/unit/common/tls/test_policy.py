@@ -37,6 +37,7 @@ SERVERS = {
     "EnvAccessService": "node",
     "EnvStateService": "node",
     "ReleaseService": "feedback",
+    "TurnKeyService": "feedback",
 }
 IN_RUN = ("trainer", "inference", "rewards")
 IN_POOL = ("broker", "node", "edge")
