@@ -1,7 +1,8 @@
 """Action executor: carries out the actions of a decision, and collects rejections."""
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
 from etude.operator.actions import (
@@ -18,18 +19,19 @@ from etude.operator.actions import (
     WriteStatus,
 )
 from etude.operator.clock import Clock
-from etude.operator.controller.drain import drain_hosts
 from etude.operator.controller.event_recorder import EventRecorder
 from etude.operator.controller.last_applied import LastAppliedCache
 from etude.operator.controller.rejections import Rejection, Rejections, target_of
 from etude.operator.kube.interface import ApiRejectedError, Cluster, NameTakenError
 from etude.operator.manifests import Manifest, ref, uid
-from etude.operator.remotes.clients import RemoteClient, RemoteError
+from etude.operator.remotes.clients import HOLD_S, RemoteClient, RemoteError
 from etude.operator.remotes.release_order import ReleaseOrder
 from etude.operator.remotes.report_store import ReleaseAnswer, ReportStore
 
 log = logging.getLogger(__name__)
 
+DELETE_MARGIN_S = 3.0
+"""A deletion may take effect this long after it was sent: the timeout of a write."""
 RESEND_COMMAND_S = 10.0
 """A command without effect is sent again after this."""
 
@@ -159,3 +161,35 @@ class ActionExecutor:
 
     def forget(self, gone_uid: str) -> None:
         self._last_applied.forget(gone_uid)
+
+
+async def drain_hosts(
+    cluster: Cluster, peers: RemoteClient, about: Manifest, action: DrainHosts
+) -> None:
+    """Delete the hosts that every broker reports empty; later passes retry the others.
+
+    A broker's hold expires: a host that could not be deleted before stays, since it may hold
+    environments again.
+    """
+    pool = about["metadata"]["name"]
+    try:
+        async with asyncio.timeout(HOLD_S - DELETE_MARGIN_S):
+            empty = await _empty_hosts(cluster, peers, about, action)
+            for key, known in action.hosts.items():
+                if key.name in empty:
+                    await cluster.delete(key, uid=known)
+    except RemoteError as error:
+        log.warning("pool %s: no host was drained: %s", pool, error)
+    except TimeoutError:
+        log.warning("pool %s: hosts stay, draining took longer than brokers hold them", pool)
+
+
+async def _empty_hosts(
+    cluster: Cluster, peers: RemoteClient, about: Manifest, action: DrainHosts
+) -> Set[str]:
+    namespace = about["metadata"].get("namespace", "default")
+    named = [key.name for key in action.hosts]
+    empty = set(named)
+    for target in action.brokers:
+        empty &= await peers.drain(cluster.address(namespace, target), named)
+    return empty

@@ -7,7 +7,7 @@ import pytest
 from typing_extensions import override
 
 from etude.operator.actions import DrainHosts
-from etude.operator.controller.drain import DELETE_MARGIN_S, drain_hosts
+from etude.operator.controller.executor import DELETE_MARGIN_S, drain_hosts
 from etude.operator.kube.memory_cluster import MemoryCluster
 from etude.operator.kube.rest import WRITE_TIMEOUT_S
 from etude.operator.manifests import Manifest, Ref

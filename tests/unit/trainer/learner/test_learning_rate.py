@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.api.run.phases import Optimizer
-from etude.trainer.learner.learning_rate import learning_rate
+from etude.trainer.learner.optimiser import learning_rate
 
 
 def rates(max_steps: int, **settings: object) -> list[float]:

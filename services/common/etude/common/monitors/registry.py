@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from etude.common.monitors import (
-    broken_calls,
     canaries,
     deferral,
     drift,
@@ -11,15 +10,15 @@ from etude.common.monitors import (
     held_out_score,
     hidden_gap,
     judge_gap,
-    masked_share,
+    share,
 )
 from etude.common.monitors.window import Action, Finding, Monitor, Reference, Window
 
 MONITORS: Sequence[Monitor] = (
-    broken_calls.MONITOR,
+    share.BROKEN_CALLS,
     deferral.MONITOR,
     edit_rate.MONITOR,
-    masked_share.MONITOR,
+    share.MASKED_SHARE,
     hidden_gap.MONITOR,
     held_out_score.MONITOR,
     judge_gap.MONITOR,

@@ -1,7 +1,11 @@
-"""Comparison of a share that should be small with earlier windows, and with difficulty."""
+"""Monitors of shares that should be small: broken calls, which end hard tasks, and masked rollouts.
+
+A policy that provokes platform faults removes its failures from the batch.
+"""
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from etude.common.monitors.significance import Z_LIMIT, Ratio, correlation_z_score
@@ -10,7 +14,9 @@ from etude.common.monitors.window import (
     FEWEST_WINDOWS,
     Action,
     Finding,
+    Monitor,
     Reference,
+    RolloutFacts,
     Window,
 )
 
@@ -30,13 +36,11 @@ class ShareLimits(NamedTuple):
     """Smallest share that the median counts as: half of nothing is nothing."""
 
 
-def check_share(
+def _check_share(
     limits: ShareLimits,
     measure: Callable[[Window], Ratio],
     window: Window,
     reference: Reference,
-    *,
-    action: Action,
 ) -> Finding | None:
     """Raise a share that grew by half, or that goes with the difficulty of tasks.
 
@@ -58,7 +62,7 @@ def check_share(
         figure=ratio.value,
         limit=GROWTH * usual,
         is_raised=has_grown or is_for_hard_tasks,
-        action=action,
+        action=Action.FREEZE,
         sentence=sentence,
     )
 
@@ -76,3 +80,24 @@ def _difficulty_z_score(ratio: Ratio, window: Window) -> float:
         for column in (0, 1)
     )
     return correlation_z_score(shares, difficulties, limit=CORRELATION)
+
+
+def _broken_share(window: Window) -> Ratio:
+    return Ratio([r.broken_calls for r in window.rollouts], [r.calls for r in window.rollouts])
+
+
+def _masked_share(window: Window) -> Ratio:
+    return Ratio([float(r.is_masked) for r in window.rollouts], [1.0] * len(window.rollouts))
+
+
+def _has_broken_call(facts: RolloutFacts, reference: Reference) -> bool:
+    return facts.broken_calls > 0
+
+
+_BROKEN = ShareLimits(name="BrokenCalls", subject="of the tool calls are broken", floor=0.005)
+_MASKED = ShareLimits(name="MaskedShare", subject="of the rollouts are masked", floor=0.01)
+
+BROKEN_CALLS = Monitor(
+    _BROKEN.name, partial(_check_share, _BROKEN, _broken_share), _has_broken_call
+)
+MASKED_SHARE = Monitor(_MASKED.name, partial(_check_share, _MASKED, _masked_share))

@@ -22,10 +22,9 @@ from etude.feedback.ledger.user_keys import UserId
 from etude.feedback.turn_keys import TurnReader
 from etude.feedback.windows.assembly import UntrainableError
 from etude.feedback.windows.draft import StoredRollout, WindowDraft
-from etude.feedback.windows.erasure import delete_rollouts
 from etude.feedback.windows.feeds import ErasureItem, LedgerFeed, TurnFeed
 from etude.feedback.windows.monitoring import WindowMonitors
-from etude.feedback.windows.rollout_objects import RolloutObjects
+from etude.feedback.windows.rollout_objects import RolloutObjects, delete_rollouts
 from etude.feedback.windows.selection import FEWEST_USERS, WindowSelection, select_window
 from etude.feedback.windows.served_versions import ServedVersions
 from etude.feedback.windows.settings import WindowRules

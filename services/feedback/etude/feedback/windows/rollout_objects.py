@@ -1,7 +1,7 @@
-"""Objects of rollouts: assembled from the turn log, and created once."""
+"""Objects of rollouts: assembled from the turn log, created once, deleted with their users."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from blake3 import blake3
@@ -11,10 +11,11 @@ from etude.common.blobs import MAX_CREATE_BYTES, MissingError, Store
 from etude.common.errors import CorruptError
 from etude.common.feedback import windows
 from etude.common.weights.protocol import records
+from etude.feedback.ledger.user_keys import UserId
 from etude.feedback.signals.history import RolloutHistory
 from etude.feedback.turn_keys import TurnReader
 from etude.feedback.windows.assembly import UntrainableError, assemble_rollout
-from etude.feedback.windows.waiting import ERASED
+from etude.feedback.windows.waiting import ERASED, Erasure
 from etude.v1 import turns_pb2
 
 _CACHED_SEGMENTS = 8
@@ -84,3 +85,26 @@ class RolloutObjects:
         while len(self._segments) > _CACHED_SEGMENTS:
             self._segments.popitem(last=False)
         return segment
+
+
+def delete_rollouts(
+    store: Store, users: Collection[UserId], erasures: Mapping[UserId, Erasure]
+) -> None:
+    """Delete the stored rollouts of erased users, but those of windows that knew the erasure.
+
+    Safe to repeat. Such windows hold what a user did after agreeing again.
+
+    Raises:
+        CorruptError: a window is damaged.
+        StoreError: the store did not answer.
+    """
+    keys = {info.key for user in users for info in store.list(windows.rollout_prefix(*user))}
+    if not keys:
+        return
+    for number in windows.list_windows(store):
+        manifest = windows.read_window(store, number)
+        for each in manifest.rollouts:
+            erasure = erasures.get(UserId(each.tenant, each.user))
+            if erasure is not None and manifest.last_sequence >= erasure.sequence:
+                keys.discard(windows.rollout_key(each.tenant, each.user, each.rollout))
+    store.delete(sorted(keys))

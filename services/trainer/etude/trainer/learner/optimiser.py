@@ -1,4 +1,4 @@
-"""Optimiser: gradient clipping and AdamW on fp32 master weights."""
+"""Optimiser: learning-rate schedules, gradient clipping and AdamW on fp32 master weights."""
 
 import logging
 import math
@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from etude.common.api.meta import number
-from etude.common.api.run.phases import Phase
+from etude.common.api.run.phases import Optimizer, Phase
 from etude.trainer.learner.adamw import MOMENTS, AdamW
 from etude.trainer.learner.batches import NonFiniteLossError
-from etude.trainer.learner.learning_rate import learning_rate
 from etude.trainer.model.lora import merge_update
 from etude.trainer.model.parameters import StepObserver, gather_full, parameters_by_name
 from etude.trainer.model.policy import Policy
@@ -146,3 +145,33 @@ class Optimiser:
     def reset_moments(self, *, updates: int) -> None:
         """Allocate zero moments with an update count; saved moments are copied into them."""
         self._adamw.reset(updates=updates)
+
+
+def learning_rate(step: int, *, optimizer: Optimizer, max_steps: int) -> float:
+    """Learning rate of a step, counted from 0; steps past the end use the last step's rate.
+
+    Warm-up rises linearly and reaches the peak at step warmup_steps - 1. The decay reaches
+    final_fraction of the peak at the last step.
+    """
+    peak = number(optimizer.learning_rate)
+    warmup = optimizer.warmup_steps
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    start = _decay_start(optimizer, max_steps)
+    final = number(optimizer.final_fraction)
+    progress = min(1.0, max(0.0, (step - start) / max(1, max_steps - 1 - start)))
+    match optimizer.schedule:
+        case "Constant":
+            return peak
+        case "Linear" | "WarmupStableDecay":
+            return peak * (1 - (1 - final) * progress)
+        case "Cosine":
+            return peak * (final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2)
+
+
+def _decay_start(optimizer: Optimizer, max_steps: int) -> int:
+    """Last step that still has the peak rate."""
+    warm = max(0, optimizer.warmup_steps - 1)
+    if optimizer.schedule != "WarmupStableDecay":
+        return warm
+    return max(warm, int(number(optimizer.decay_start) * max_steps))

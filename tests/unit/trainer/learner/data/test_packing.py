@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.trainer.learner.data.packing import fill_ratio, pack_best_fit
+from etude.trainer.learner.data.windows import fill_ratio, pack_best_fit
 
 CAPACITY = 100
 LENGTHS = st.lists(st.integers(1, CAPACITY), max_size=200)

@@ -4,6 +4,7 @@ A window is a function of the files, the seed and its place alone, whatever the 
 each rank encodes some of its blocks, and all ranks exchange what they encoded.
 """
 
+import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
@@ -13,7 +14,6 @@ from etude.trainer.learner.batches import SupervisedSequence
 from etude.trainer.learner.data.blocks import read_block
 from etude.trainer.learner.data.files import Block
 from etude.trainer.learner.data.jsonl_blocks import JsonRow
-from etude.trainer.learner.data.packing import fill_ratio, pack_best_fit
 from etude.trainer.seeding import derive_seed, permute_index
 
 T = TypeVar("T")
@@ -155,3 +155,45 @@ class WindowReader:
             following=self.following(place),
             fill=fill_ratio(packed, lengths, capacity=self.capacity),
         )
+
+
+def pack_best_fit(lengths: Sequence[int], *, capacity: int) -> list[list[int]]:
+    """Pack sequences into rows, longest first, each into the fullest row that still has room.
+
+    Args:
+        lengths: tokens of each sequence, each at most the capacity.
+        capacity: tokens of a row.
+
+    Returns:
+        Indices of the sequences of each row.
+
+    Raises:
+        ValueError: a sequence is longer than a row.
+
+    Source: best-fit decreasing needs at most 11/9 of the fewest rows plus one (Johnson 1973,
+    https://doi.org/10.1016/S0022-0000(74)80026-7).
+    """
+    rows: list[list[int]] = []
+    # (room, row), sorted by room: the first entry with enough room is the best fit.
+    rooms: list[tuple[int, int]] = []
+    for index in sorted(range(len(lengths)), key=lambda place: (-lengths[place], place)):
+        length = lengths[index]
+        if length > capacity:
+            raise ValueError(f"sequence {index} has {length} tokens, a row holds {capacity}")
+        at = bisect.bisect_left(rooms, (length, -1))
+        if at == len(rooms):
+            row, room = len(rows), capacity
+            rows.append([])
+        else:
+            room, row = rooms.pop(at)
+        rows[row].append(index)
+        if room > length:
+            bisect.insort(rooms, (room - length, row))
+    return rows
+
+
+def fill_ratio(rows: Sequence[Sequence[int]], lengths: Sequence[int], *, capacity: int) -> float:
+    """Share of the rows' capacity that holds tokens; 1 for no rows."""
+    if not rows:
+        return 1.0
+    return sum(lengths[index] for row in rows for index in row) / (capacity * len(rows))
