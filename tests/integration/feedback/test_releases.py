@@ -200,3 +200,57 @@ async def test_the_command_line_asks_and_shows(
     assert (code, "[Forbidden]" in problem) == (5, True)
     code, _, problem = await etude("unfreeze", f"--at=127.0.0.1:{free_port()}", at[1])
     assert (code, "[Unreachable]" in problem) == (6, True)
+
+
+def _evaluated(folder: Path) -> None:
+    """Objects of a run's folder after `etude eval`: 1.41 is better than 1.40."""
+    figures = {"metric": "Success", "difference": "0.01", "low": "0.0", "high": "0.02"}
+    suite = {"name": "held-out", "comparisons": [figures | {"tasks": 400}]}
+    result = {"policy": "1.41", "baselinePolicy": "1.40", "suites": [suite]}
+    environment = {"name": "repos", "poolRef": {"name": "shared"}, "template": "python"}
+    spec = {
+        "checkpointRef": {"name": "demo-s00000041-abcdef"},
+        "suites": [{"name": "held-out", "uri": "file:///tasks", "environment": "repos"}],
+        "environments": [environment],
+    }
+    source = {"uri": "file:///run/c", "manifestDigest": "0" * 64}
+    checkpoint = {
+        "runRef": {"name": "demo", "uid": "run-1"},
+        "reason": "Window",
+        "source": source,
+        "storage": {"uri": "file:///run"},
+    }
+    objects = [
+        {"kind": "EvalRun", "metadata": {"name": "held-out", "uid": "e-1"}, "spec": spec}
+        | {"status": result},
+        {"kind": "EvalRun", "metadata": {"name": "waiting"}, "spec": spec},
+        {"kind": "EvalRun", "metadata": {"name": "alone"}, "spec": spec}
+        | {"status": {"policy": "1.41"}},
+        {"kind": "Checkpoint", "metadata": {"name": "demo-s00000041-abcdef"}, "spec": checkpoint},
+    ]
+    folder.mkdir()
+    (folder / "run.yaml").touch()
+    (folder / "objects.json").write_text(json.dumps(objects))
+
+
+async def test_an_evaluation_of_this_machine_is_proposed_once(
+    route: Route, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key_file = tmp_path / "admin.key"
+    key_file.write_text(route.key)
+    _evaluated(tmp_path / "demo")
+    await route.ask("Promote", "first", version=served(40), without_gate=True)
+    at = (str(tmp_path / "demo"), f"--at=127.0.0.1:{route.port}", f"--key-file={key_file}")
+    for _ in range(2):
+        words = ("release", "propose", "held-out", *at)
+        assert await asyncio.to_thread(_run_verb, words) == 0
+        said = capsys.readouterr().out
+        assert said.startswith("1.41 (demo-s00000041-abcdef) goes to 25 % of users")
+        assert "success of held-out better by 1.0 points" in said
+    for name, problem in (
+        ("waiting", "is Pending, not Complete"),
+        ("alone", "comparison"),
+        ("missing", "is no EvalRun of this run"),
+    ):
+        assert await asyncio.to_thread(_run_verb, ("release", "propose", name, *at)) > 1
+        assert problem in capsys.readouterr().err

@@ -14,7 +14,7 @@ from google.protobuf.json_format import MessageToDict
 
 from etude.common.api.evaluation.status import EvaluationResult
 from etude.common.api.kinds import Checkpoint, EvalRun
-from etude.common.errors import Problem, UserError
+from etude.common.errors import InvalidFieldError, Problem, UserError
 from etude.common.release.proposal import build_proposal
 from etude.common.rpc import channels
 from etude.common.weights import VersionId
@@ -103,11 +103,20 @@ class ReleaseClient:
     key: str
 
     async def propose(self, found: Evaluated, reason: str, request_id: str) -> DecisionText:
-        """Propose an evaluated checkpoint; the same evaluation is answered once."""
+        """Propose an evaluated checkpoint; the same evaluation is answered once.
+
+        Raises:
+            UserError: its result has no comparison.
+        """
         stable = (await self.read_status()).stable
-        request = build_proposal(
-            found.result, stable, run_uid=found.run_uid, checkpoint=found.checkpoint
-        )
+        try:
+            request = build_proposal(
+                found.result, stable, run_uid=found.run_uid, checkpoint=found.checkpoint
+            )
+        except InvalidFieldError as error:
+            fix = "evaluate it with a comparison whose baselineRef is of the version in use"
+            where = f"result of {found.checkpoint}"
+            raise UserError(Problem("InvalidArgument", str(error), where, fix)) from error
         request.caller.CopyFrom(_caller(reason, request_id or f"propose-{found.uid}"))
         async with self._stub() as stub:
             return _text(

@@ -14,7 +14,7 @@ from etude.common.release.proposal import build_proposal
 from etude.common.weights import VersionId
 from etude.operator import names
 from etude.operator.actions import Action, Apply, Delete, RecordEvent
-from etude.operator.conditions import ConditionFact, false_condition, true_condition
+from etude.operator.conditions import ACCEPTED, ConditionFact, false_condition, true_condition
 from etude.operator.evaluations.status import COMPLETE, FAILED, is_over
 from etude.operator.manifests import Manifest, Ref
 from etude.operator.reasons import Reason
@@ -33,8 +33,11 @@ from etude.operator.routes.releases import MAX_NAME, MAX_SENTENCE
 from etude.v1 import release_pb2
 
 PROPOSED = "CandidateProposed"
+NOT_ACCEPTED = (ACCEPTED, "False")
 MAX_KEPT = 10
 """Finished evaluations of a route that are kept, beside those in use."""
+MAX_NUMBER = 2**63 - 1
+"""Largest integer of a status; a service may tell a larger one."""
 POLL_S = 30.0
 """No event tells of a checkpoint that has become Ready."""
 WARNED = frozenset(
@@ -149,7 +152,7 @@ def _tested_candidate(
     inputs: ReleaseInputs,
 ) -> EvaluatedCandidate:
     """The candidate that users try, which is not proposed again."""
-    number = tested.version.number
+    number = min(tested.version.number, MAX_NUMBER)
     if before is not None and before.number == number and before.action:
         return before
     checkpoint = find_checkpoint(inputs.checkpoints.values(), tested)
@@ -291,8 +294,7 @@ def _follow(
             return CandidateStep(candidate, fact)
     mine = evaluations[0]
     if not _condition_message(mine, COMPLETE):
-        phase = mine.status.phase or "Pending"
-        what = f"EvalRun {candidate.evaluation} of {candidate.checkpoint} is {phase}"
+        what = f"{candidate.checkpoint}: {'; '.join(map(_describe_progress, evaluations))}"
         return CandidateStep(candidate, false_condition(PROPOSED, Reason.EVALUATING, what))
     order = propose_evaluation(route, mine, inputs)
     if isinstance(order, str):
@@ -310,6 +312,13 @@ def _answer(
     found = {"action": action[:MAX_NAME], "sentence": sentence[:MAX_SENTENCE]}
     answered = candidate.model_copy(update=found)
     return CandidateStep(answered, _answered_fact(answered, evaluation.status.verdict))
+
+
+def _describe_progress(evaluation: EvalRun) -> str:
+    """Phase of an evaluation, and what it waits for."""
+    waits = [e.message for e in evaluation.status.conditions if (e.type, e.status) == NOT_ACCEPTED]
+    words = f"EvalRun {evaluation.metadata.name} is {evaluation.status.phase or 'Pending'}"
+    return f"{words}, {waits[0]}" if waits else words
 
 
 def _condition_message(evaluation: EvalRun, kind: str) -> str:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.api.kinds import Checkpoint, EvalRun, PolicyRoute
-from etude.common.api.route.status import EvaluatedCandidate
+from etude.common.api.route.status import EvaluatedCandidate, PolicyRouteStatus
 from etude.operator.manifests import Ref
 from etude.operator.routes.candidates import find_candidates, position_of
 from etude.v1 import release_pb2, run_pb2, weights_pb2
@@ -213,6 +213,22 @@ async def test_a_newer_checkpoint_replaces_a_waiting_one_but_not_one_under_way(
     assert releases.candidate.checkpoint == third
     await releases.end(releases.evaluation_of(third), result(3, "Passed", baseline=1))
     assert [each.proposal.candidate for each in releases.proposals] == [served(3, third)]
+
+
+async def test_what_a_hostile_service_tests_fits_the_schema(releases: Releases) -> None:
+    tested = served(2**64 - 1, "y" * 10_000)
+    await releases.report(1, canary=release_pb2.CanaryStatus(candidate=tested, share=100))
+    written = PolicyRoute.parse_known_fields(releases.lab.cluster.objects()[KEY]).status
+    assert PolicyRouteStatus.model_validate(written.to_json()) == written
+    assert (releases.candidate.number, releases.condition()) == (2**63 - 1, ("True", "Proposed"))
+
+
+async def test_a_route_says_what_its_evaluation_waits_for(releases: Releases) -> None:
+    releases.lab.cluster.purge(Ref("EnvPool", "lab", "shared"))
+    await releases.save(2)
+    await releases.lab.advance(40)
+    message = next(c.message for c in releases.status.conditions if c.type == "CandidateProposed")
+    assert "no EnvPool shared in this namespace" in message
 
 
 async def test_nothing_new_is_evaluated_while_users_try_a_candidate(releases: Releases) -> None:

@@ -31,7 +31,7 @@ def build_proposal(
         InvalidFieldError: the result has no comparison.
     """
     if not result.baseline_policy:
-        raise InvalidFieldError("comparison", "is missing: a gate needs the version in use beside")
+        raise InvalidFieldError("comparison", "is missing, which a gate judges by")
     comparisons = [
         _comparison(suite.name, each) for suite in result.suites for each in suite.comparisons
     ]
