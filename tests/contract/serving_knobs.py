@@ -43,6 +43,7 @@ ROUTE = {
     "feedback.keyStoreUri": ROUTE_PARTS,
     "policy": ROUTE_PARTS,
     "gate.minTasks": f"{RELEASE}.decide rules.gate",
+    "gate.gainSuites": f"{RELEASE}.rules self",
     **{
         f"gate.margins[].{name}": "etude.common.evaluation.gate rule"
         for name in ("metric", "margin", "isShare", "lessIsBetter")
@@ -63,7 +64,7 @@ ROUTE = {
     },
     **{
         f"feedback.windows.{name}": f"{ROUTE_PARTS} windows"
-        for name in ("rollouts", "minRollouts", "maxAgeSeconds", "horizonSeconds")
+        for name in ("rollouts", "minRollouts", "maxAgeSeconds", "horizonSeconds", "tenant")
     },
 }
 DRIVER = f"{TRAINER}.commands.evaluate_checkpoint"

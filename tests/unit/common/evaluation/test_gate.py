@@ -137,8 +137,30 @@ def test_only_bounds_above_every_margin_pass(figures: list[list[float]], tasks: 
     assert (verdict is GateVerdict.PASSED) is holds
 
 
-def test_a_gate_without_rules_and_a_margin_of_nothing_are_mistakes() -> None:
+@pytest.mark.parametrize(
+    ("own", "verdict", "words"),
+    [
+        (BETTER, GateVerdict.PASSED, "lower 95 % bound 1.2 points, a gain is needed"),
+        (_difference(0.03, -0.01, 0.07, 256), GateVerdict.NOT_ENOUGH_DATA, "would decide"),
+        (_difference(0.0, 0.0, 0.0, 256), GateVerdict.REFUSED, "own equal, lower 95 % bound 0.0"),
+        (_difference(-0.01, -0.03, 0.01, 256), GateVerdict.REFUSED, "own worse by 1.0 points"),
+    ],
+)
+def test_a_branch_must_gain_on_its_own_tasks_and_may_lose_the_margin_on_others(
+    own: PairedDifference, verdict: GateVerdict, words: str
+) -> None:
+    rules = [MarginRule(metric="own", margin=0), SUCCESS]
+    within = _difference(-0.005, -0.015, 0.005, 256)
+    decision = decide_gate({"own": own, "success": within}, rules, min_tasks=100)
+    assert decision.verdict is verdict
+    assert words in decision.sentence
+    lost = _difference(-0.05, -0.08, -0.02, 256)
+    decision = decide_gate({"own": own, "success": lost}, rules, min_tasks=100)
+    assert decision.verdict is GateVerdict.REFUSED
+
+
+def test_a_gate_without_rules_and_a_margin_below_nothing_are_mistakes() -> None:
     with pytest.raises(ValueError, match="without rules"):
         decide_gate({}, [], min_tasks=1)
     with pytest.raises(ValueError, match="margin of success"):
-        MarginRule(metric="success", margin=0.0)
+        MarginRule(metric="success", margin=-0.01)

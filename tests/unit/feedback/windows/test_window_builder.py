@@ -19,6 +19,7 @@ from etude.common.turn_sealing import TurnKey, TurnSealer, derive_public_key
 from etude.common.weights import VersionId
 from etude.feedback.ingest.intake import EventIntake
 from etude.feedback.ledger.ledger import open_ledger
+from etude.feedback.windows.audit import audit_windows
 from etude.feedback.windows.builder import WindowBuilder
 from etude.feedback.windows.settings import WindowRules
 
@@ -151,6 +152,27 @@ async def test_users_who_do_not_agree_now_are_left_out_with_the_reason() -> None
         "revoked": "NoConsent",
         "unknown": "NoConsent",
     }
+
+
+async def test_a_branch_of_a_tenant_trains_on_nobody_elses_rollouts() -> None:
+    stores = Stores()
+    serve_version(stores.ledger)
+    async with living(stores) as intake:
+        for user in USERS:
+            await send(intake, "shown", user)
+        others = [turn(user, started_ms=NOW_MS, tenant="other") for user in USERS]
+        write_turns(stores.ledger, [*others, *(turn(user, started_ms=NOW_MS) for user in USERS)])
+        rules = replace(RULES, tenant="acme")
+        await run(WindowBuilder(intake.ledger, rules, clock_ms=lambda: SETTLED_MS))
+    manifest = windows.read_window(stores.ledger, 1)
+    assert {each.tenant for each in manifest.rollouts} == {"acme"}
+    assert {each.rollout: each.reason for each in manifest.exclusions} == {
+        each.rollout_id: "OtherTenant" for each in others
+    }
+    audit = audit_windows(stores.ledger, SECRET, uid="test", tenant="acme")
+    assert (audit.findings, audit.num_trained, audit.num_waiting) == ([], 4, 0)
+    audit = audit_windows(stores.ledger, SECRET, uid="test", tenant="other")
+    assert {finding.invariant for finding in audit.findings} == {"tenant"}
 
 
 async def test_more_exclusions_than_a_window_lists_are_left_to_the_next_one(

@@ -31,14 +31,14 @@ class MarginRule:
 
     metric: str
     margin: float
-    """In the metric's unit, above 0."""
+    """In the metric's unit; 0 asks for a gain, as of a branch on the tasks that it is for."""
     is_share: bool = True
     """True for values from 0 to 1, which sentences give in percentage points."""
     less_is_better: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.margin < math.inf:
-            raise ValueError(f"margin of {self.metric} must be above 0, got {self.margin}")
+        if not 0 <= self.margin < math.inf:
+            raise ValueError(f"margin of {self.metric} must not be below 0, got {self.margin}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +166,10 @@ def _sentence(rule: MarginRule, gain: PairedDifference) -> str:
     """The figures of a rule; a gain is positive also where less is better."""
     word = "better" if gain.difference > 0 else "worse" if gain.difference < 0 else "equal"
     size = "" if word == "equal" else f" by {_amount(rule, abs(gain.difference))}"
+    limit = f"margin {_amount(rule, -rule.margin)}" if rule.margin else "a gain is needed"
     return (
         f"{rule.metric} {word}{size}, lower 95 % bound {_amount(rule, gain.low)},"
-        f" margin {_amount(rule, -rule.margin)}, {gain.num_tasks:,} tasks"
+        f" {limit}, {gain.num_tasks:,} tasks"
     )
 
 

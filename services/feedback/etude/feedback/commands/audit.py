@@ -22,7 +22,9 @@ async def audit(settings: Settings) -> None:
         sys.stdout.write(f"{finding.invariant}: {finding.what}\n")
     if ledger.findings:
         process.exit_with("etude-feedback", "the ledger is damaged", 1)
-    found = await asyncio.to_thread(audit_windows, store, secret, uid=settings.ledger)
+    found = await asyncio.to_thread(
+        audit_windows, store, secret, uid=settings.ledger, tenant=settings.windows.tenant
+    )
     reasons = "".join(f", {number} {reason}" for reason, number in sorted(found.masked.items()))
     sys.stdout.write(
         f"windows: {found.num_windows}\nserved rollouts: {found.num_served} ="

@@ -43,7 +43,8 @@ class GateMargin(Model):
     """Largest loss in one metric of the evaluation."""
 
     metric: GateMetric
-    margin: Positive
+    margin: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    """0 asks for a gain."""
     is_share: bool = True
     """True for values from 0 to 1."""
     less_is_better: bool = False
@@ -63,13 +64,20 @@ class GateRules(Model):
     """Tasks of both versions, below which nothing is decided."""
     suites: Annotated[tuple[str, ...], Field(max_length=8)] = ()
     """Suites in which every margin must hold; unless set, those that were measured."""
+    gain_suites: Annotated[tuple[str, ...], Field(max_length=8)] = ()
+    """Suites in which success must be better, whatever its margin is."""
 
     def to_rules(self, measured: Collection[str]) -> list[MarginRule]:
         """Rules about the given metrics of an evaluation, or about those that it lacks."""
+        gains = [suite_metric("success", suite) for suite in self.gain_suites]
         return [
-            margin.to_rule(name)
-            for margin in self.margins
-            for name in self._find_names(margin.metric, measured)
+            *(MarginRule(metric=name, margin=0) for name in gains),
+            *(
+                margin.to_rule(name)
+                for margin in self.margins
+                for name in self._find_names(margin.metric, measured)
+                if name not in gains
+            ),
         ]
 
     def _find_names(self, metric: str, measured: Collection[str]) -> list[str]:

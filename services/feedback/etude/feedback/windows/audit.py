@@ -27,7 +27,8 @@ class WindowFinding(NamedTuple):
     """One broken invariant of windows."""
 
     invariant: str
-    """manifest: damaged or missing; served; once; version; consent; erasure; object; cap."""
+    """manifest: damaged or missing; served; tenant; once; version; consent; erasure; object;
+    cap."""
     what: str
 
 
@@ -77,15 +78,17 @@ class _Evidence:
     served: dict[str, RolloutHistory]
     decisions: dict[UserId, list[UserDecision]]
     last_sequence: int
+    tenant: str
 
 
-def audit_windows(store: Store, secret: LedgerSecret, *, uid: str) -> WindowAudit:
+def audit_windows(store: Store, secret: LedgerSecret, *, uid: str, tenant: str = "") -> WindowAudit:
     """Audit all windows of a route against its turn log and its ledger; blocks.
 
     Args:
         store: of the route.
         secret: of the ledger, by which turns and events are joined.
         uid: name of the ledger.
+        tenant: the only one whose rollouts may train; empty for any.
 
     Raises:
         CorruptError: the ledger is damaged: audit that first.
@@ -97,7 +100,7 @@ def audit_windows(store: Store, secret: LedgerSecret, *, uid: str) -> WindowAudi
     for stored in TurnFeed(store).read():
         waiting.add_turns(stored)
     decisions, last_sequence = _read_decisions(store, uid)
-    evidence = _Evidence(store, waiting.histories, decisions, last_sequence)
+    evidence = _Evidence(store, waiting.histories, decisions, last_sequence, tenant)
     audit.num_served = len(evidence.served)
     for expected, number in enumerate(numbers, 1):
         if number != expected:
@@ -157,6 +160,8 @@ def _check_origin(
     where = f"window {manifest.number}, rollout {rollout.rollout}"
     if history.user != UserId(rollout.tenant, rollout.user):
         audit.report("served", f"{where}: its turns are of another user")
+    if evidence.tenant not in {"", rollout.tenant}:
+        audit.report("tenant", f"{where}: it is of tenant {rollout.tenant}")
     # Later turns of a settled rollout are not trained, and may be of another version.
     if manifest.policy not in {turn.policy for turn in history.main_turns}:
         audit.report("version", f"{where}: {manifest.policy} sampled no turn of it")

@@ -14,6 +14,9 @@ FEWEST_USERS = 2
 """Of a window: a user's rollouts are compared with those of others."""
 
 
+OTHER_TENANT = "OtherTenant"
+
+
 class SettledRollout(NamedTuple):
     """A rollout whose signals wait for nothing."""
 
@@ -54,6 +57,8 @@ def select_window(
     for each in _find_settled(waiting, rules, now_ms=now_ms):
         history = each.history
         mask, version = waiting.find_mask(history), history.policy
+        if rules.tenant and history.user.tenant != rules.tenant:
+            mask = OTHER_TENANT
         if mask or version is None or version not in served:
             masks[history.rollout] = mask or "VersionNotServed"
         else:

@@ -50,6 +50,8 @@ class WindowRules:
     """Time after a rollout's last turn in which its signals come."""
     weights: Mapping[str, float] = field(default_factory=lambda: parse_weights(""))
     """Of the signals in the reward, by name."""
+    tenant: str = ""
+    """Only rollouts of this tenant train; those of all if it is empty."""
 
     @property
     def pass_interval_s(self) -> float:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from etude.common.api.evaluation.spec import METRIC_NAMES, EvaluationPlan
-from etude.common.api.meta import NAMED, Fraction, Model, Rule, UniqueBy
+from etude.common.api.meta import NAMED, Fraction, Model, Name, Rule, UniqueBy
 
 LABEL = r"^[A-Za-z][A-Za-z0-9 _-]*$"
 Label = Annotated[str, Field(min_length=1, max_length=64, pattern=LABEL)]
@@ -92,6 +92,10 @@ class RouteGate(Model):
     ) = None
     """Of each metric the lower bound of the difference must be above minus its margin; unless set,
     success with a margin of 0.02. With an evaluation each must hold in every suite."""
+    gain_suites: Annotated[tuple[Name, ...], Field(max_length=MAX_GATE_SUITES)] = ()
+    """Suites in which success must be better: the lower bound of its difference above 0, whatever
+    its margin is. Those of a tenant's branch are the tenant's own; in all others it may lose the
+    margin."""
     min_tasks: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     """Tasks of both versions, below which nothing is decided."""
 
