@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit test-privacy search-model system-deps buf
+.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit bench-branches test-privacy search-model system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -170,6 +170,9 @@ bench-ledger: $(READY) ## the feedback ledger under load and kill -9: lost, coun
 
 bench-credit: $(READY) ## censored persistence against the truth, and the part of colluding users in an update (two minutes)
 	$(RUN) python bench/feedback_credit.py
+
+bench-branches: $(READY) ## branches of two tenants: gain on their own tasks, loss on everyone's, and the gate (simulated, half a minute)
+	$(RUN) python bench/branches.py
 
 bench-routing: $(READY) ## throughput, balance and prefix hits of 1 to 8 engines (simulated, a minute)
 	$(RUN) python bench/routing.py

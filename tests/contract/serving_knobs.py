@@ -64,7 +64,14 @@ ROUTE = {
     },
     **{
         f"feedback.windows.{name}": f"{ROUTE_PARTS} windows"
-        for name in ("rollouts", "minRollouts", "maxAgeSeconds", "horizonSeconds", "tenant")
+        for name in (
+            "rollouts",
+            "minRollouts",
+            "maxAgeSeconds",
+            "horizonSeconds",
+            "outcomeSeconds",
+            "tenant",
+        )
     },
 }
 DRIVER = f"{TRAINER}.commands.evaluate_checkpoint"

@@ -229,6 +229,7 @@ class _Builder(NamedTuple):
             "ETUDE_FEEDBACK_WINDOW_MIN_ROLLOUTS": str(windows.min_rollouts),
             "ETUDE_FEEDBACK_WINDOW_AGE_S": str(windows.max_age_seconds),
             "ETUDE_FEEDBACK_HORIZON_S": str(windows.horizon_seconds),
+            "ETUDE_FEEDBACK_OUTCOME_S": str(windows.outcome_seconds),
             "ETUDE_FEEDBACK_WINDOW_TENANT": windows.tenant or "",
         }
         if feedback.tls_ref is not None:

@@ -41,6 +41,11 @@ WINDOW_ROLLOUTS = Counter(
     "Rollouts of closed windows: trained, or the reason why not.",
     ("result",),
 )
+LATE_EVENTS = Counter(
+    "etude_feedback_late_events_total",
+    "Events that came after the window of their rollout was closed, by kind; they train nothing.",
+    ("kind",),
+)
 DECISIONS = Counter(
     "etude_feedback_release_decisions_total",
     "Decisions about releases, by action.",

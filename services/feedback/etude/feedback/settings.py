@@ -89,6 +89,7 @@ def _parse_windows(env: Mapping[str, str]) -> WindowRules:
         max_age_s=parse_count(env, "ETUDE_FEEDBACK_WINDOW_AGE_S", 7_200, low=1, high=_MAX_S),
         horizon_s=parse_count(env, "ETUDE_FEEDBACK_HORIZON_S", 3_600, low=1, high=_MAX_S),
         weights=_parse_weights(env),
+        outcome_s=parse_count(env, "ETUDE_FEEDBACK_OUTCOME_S", 0, low=0, high=_MAX_S),
         tenant=env.get("ETUDE_FEEDBACK_WINDOW_TENANT", ""),
     )
 

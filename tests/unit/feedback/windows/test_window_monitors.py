@@ -49,6 +49,7 @@ def close(
         last_sequence=1,
         rollouts=[StoredRollout(each, "0" * 64, "2026-11") for each in rollouts],
         exclusions={},
+        late=(),
     )
     manifest = draft.finish(RULES, monitors)
     monitors.add(manifest)

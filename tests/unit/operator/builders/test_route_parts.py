@@ -175,13 +175,14 @@ def test_the_variables_of_the_feedback_service_are_those_that_it_reads(
     run = RLRun.model_validate(run_body(storage=storage))
     body = route_body()
     limits = {"rollouts": 90, "minRollouts": 80, "maxAgeSeconds": 70, "horizonSeconds": 60}
-    body["spec"]["feedback"]["windows"] = {**limits, "tenant": "acme"}
+    body["spec"]["feedback"]["windows"] = {**limits, "outcomeSeconds": 500, "tenant": "acme"}
     made = children(body, run, platform)
     workload = made["Deployment", "feedback"]
     settings = FeedbackSettings.from_env(variables(workload))
     windows = settings.windows
     assert (windows.num_rollouts, windows.min_rollouts) == (90, 80)
     assert (windows.max_age_s, windows.horizon_s, windows.tenant) == (70, 60, "acme")
+    assert windows.outcome_s == 500
     assert (settings.ledger, settings.store) == ("coder", "s3://runs/demo")
     assert settings.key_store == "s3://keys-of-users/coder"
     assert settings.access.to_json() == {"endpoint": "http://minio:9000", "region": "eu"}

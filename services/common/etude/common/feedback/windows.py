@@ -105,6 +105,9 @@ class WindowManifest(BaseModel):
     """Versions of the signals by name."""
     rollouts: Annotated[tuple[WindowRollout, ...], Field(max_length=MAX_ROLLOUTS)]
     exclusions: Annotated[tuple[WindowExclusion, ...], Field(max_length=MAX_ROLLOUTS)] = ()
+    late: Mapping[Label, Count] = {}
+    """Events, by kind, that came since the window before about rollouts of earlier windows. Each
+    counts in one window, and trains nothing."""
     findings: Annotated[
         tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=64)
     ] = ()

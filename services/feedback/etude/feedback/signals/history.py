@@ -53,6 +53,8 @@ class RolloutEvent(NamedTuple):
     kind: str
     received_ms: int
     payload: WireModel
+    sequence: int = 0
+    """Record of the ledger."""
 
     @property
     def turn(self) -> int:
@@ -101,6 +103,12 @@ class RolloutHistory:
         edits = (each.received_ms for each in self.events if each.kind == "edit_applied")
         return max(*(turn.received_ms for turn in self.turns), *edits, 0)
 
+    @property
+    def is_open(self) -> bool:
+        """True if it edited something, and the end of its task is not known."""
+        kinds = {each.kind for each in self.events}
+        return "edit_applied" in kinds and "task_closed" not in kinds
+
     def payloads(self, kind: str) -> Sequence[Any]:
         """Payloads of one kind of event, in the order of the ledger."""
         return [each.payload for each in self.events if each.kind == kind]
@@ -142,7 +150,9 @@ def read_turn(record: turns_pb2.TurnRecord, place: TurnPlace, *, stored_ms: int 
     )
 
 
-def reduce_event(kind: str, received_ms: int, payload: WireModel) -> RolloutEvent | None:
+def reduce_event(
+    kind: str, received_ms: int, payload: WireModel, *, sequence: int = 0
+) -> RolloutEvent | None:
     """Reduce an event to what signals read; None if they read nothing of it."""
     match payload:
         case payloads.EditAppliedPayload():
@@ -155,4 +165,4 @@ def reduce_event(kind: str, received_ms: int, payload: WireModel) -> RolloutEven
             return None
         case _:
             pass
-    return RolloutEvent(kind, received_ms, payload)
+    return RolloutEvent(kind, received_ms, payload, sequence)

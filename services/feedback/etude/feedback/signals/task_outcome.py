@@ -18,8 +18,8 @@ _VALUES: Mapping[TaskOutcome, float] = {
 def measure(history: RolloutHistory, context: SignalContext) -> SignalValue:
     """Value of the newest end, and 1; a rollout whose task goes on is not counted.
 
-    Delay: the horizon. Tasks end days later: what comes behind it counts where outcomes are
-    measured again with a longer horizon, and trains nothing.
+    Delay: the horizon. Tasks end days later: a window may wait for that, and what comes behind it
+    counts where outcomes are measured again, and trains nothing.
     """
     state = context.state(history, delay_s=context.horizon_s)
     ends = history.payloads("task_closed")

@@ -144,6 +144,7 @@ class WindowBuilder:
             rollouts=agreed,
             # The rest is excluded by the next window.
             exclusions=dict(itertools.islice(masks.items(), windows.MAX_ROLLOUTS)),
+            late=self.waiting.late,
         )
         manifest = draft.finish(self.rules, self._monitors)
         created = windows.create_window(self.store, manifest)
@@ -154,6 +155,8 @@ class WindowBuilder:
         metrics.WINDOW_ROLLOUTS.labels("trained").inc(len(created.rollouts))
         for each in created.exclusions:
             metrics.WINDOW_ROLLOUTS.labels(each.reason).inc()
+        for kind, number in created.late.items():
+            metrics.LATE_EVENTS.labels(kind).inc(number)
         for sentence in created.findings:
             log.warning("window %d: %s", created.number, sentence)
         log.info(

@@ -1,5 +1,6 @@
 """Draft of a window: its rollouts, credited, and those that are left out, as a manifest."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from etude.feedback.signals.history import RolloutHistory
 from etude.feedback.signals.registry import measure_rollouts, signal_versions
 from etude.feedback.windows.monitoring import WindowMonitors, count_rollout, make_window
 from etude.feedback.windows.settings import WindowRules
+from etude.feedback.windows.waiting import LateEvent
 
 
 class StoredRollout(NamedTuple):
@@ -39,6 +41,8 @@ class WindowDraft:
     rollouts: Sequence[StoredRollout]
     exclusions: Mapping[str, str]
     """Reasons, by rollout."""
+    late: Sequence[LateEvent]
+    """Events since the window before about rollouts that earlier windows settled."""
 
     def finish(self, rules: WindowRules, monitors: WindowMonitors) -> WindowManifest:
         """Credit the rollouts: what a monitor penalises gets the lowest reward, and stays."""
@@ -84,6 +88,7 @@ class WindowDraft:
                 )
             ),
             exclusions=exclusions,
+            late=dict(sorted(Counter(event.kind for event in self.late).items())),
             findings=tuple(
                 f"{each.monitor} ({each.action}): {each.sentence}"[:512] for each in findings
             ),

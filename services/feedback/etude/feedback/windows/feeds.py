@@ -129,7 +129,7 @@ class LedgerFeed:
         yield EventItem(
             user=user,
             rollout=turn_log.identify_rollout(data.tenant, data.user, data.rollout),
-            event=reduce_event(event.kind, body.received_ms, data.payload),
+            event=reduce_event(event.kind, body.received_ms, data.payload, sequence=sequence),
             sequence=sequence,
             received_ms=body.received_ms,
             whole=event,

@@ -86,7 +86,10 @@ def _find_settled(
     """Settled rollouts, the oldest first."""
     found = [
         SettledRollout(
-            rules.settled_ms(started_ms=history.started_ms, last_ms=history.last_ms), history
+            rules.settled_ms(
+                started_ms=history.started_ms, last_ms=history.last_ms, is_open=history.is_open
+            ),
+            history,
         )
         for history in waiting.histories.values()
     ]

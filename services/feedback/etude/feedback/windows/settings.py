@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from etude.feedback.signals import task_outcome
 from etude.feedback.signals.edit_persistence import LATEST
 from etude.feedback.signals.registry import SIGNALS
 
@@ -50,6 +51,9 @@ class WindowRules:
     """Time after a rollout's last turn in which its signals come."""
     weights: Mapping[str, float] = field(default_factory=lambda: parse_weights(""))
     """Of the signals in the reward, by name."""
+    outcome_s: float = 0.0
+    """Time after a rollout's last turn or edit in which its task ends: with edits, and without an
+    end, it waits as long. Above it the end counts as never known; 0 waits for no end."""
     tenant: str = ""
     """Only rollouts of this tenant train; those of all if it is empty."""
 
@@ -58,16 +62,19 @@ class WindowRules:
         """Time between two looks at what is new."""
         return min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, self.horizon_s / 20))
 
-    def settled_ms(self, *, started_ms: int, last_ms: int) -> int:
+    def settled_ms(self, *, started_ms: int, last_ms: int, is_open: bool = False) -> int:
         """Time from which the signals of a rollout do not wait for anything.
 
         Args:
             started_ms: its start.
             last_ms: its last turn or edit.
+            is_open: true if the end of its task may still come.
         """
-        idle_ms = last_ms + int(1_000 * LATEST * self.horizon_s)
-        return min(idle_ms, self.settled_by_ms(started_ms))
+        idle_s = LATEST * self.horizon_s
+        if is_open and self.weights.get(task_outcome.SIGNAL.name):
+            idle_s = max(idle_s, self.outcome_s)
+        return min(last_ms + int(1_000 * idle_s), self.settled_by_ms(started_ms))
 
     def settled_by_ms(self, started_ms: int) -> int:
         """Time from which the signals of a rollout do not wait, whatever its user does."""
-        return started_ms + int(1_000 * _PATIENCE * self.horizon_s)
+        return started_ms + int(1_000 * (_PATIENCE * self.horizon_s + self.outcome_s))

@@ -42,6 +42,14 @@ class Erasure(NamedTuple):
     received_ms: int
 
 
+class LateEvent(NamedTuple):
+    """An event that came after the window of its rollout was closed."""
+
+    sequence: int
+    """Record of the ledger."""
+    kind: str
+
+
 @dataclass(slots=True)
 class WaitingRollouts:
     """Served rollouts that are in no window, and what the ledger says about their users."""
@@ -54,6 +62,10 @@ class WaitingRollouts:
     erasures: dict[UserId, Erasure] = field(default_factory=dict)
     settled: set[bytes] = field(default_factory=set)
     """Ids of rollouts that are in a window, or excluded from one."""
+    late: list[LateEvent] = field(default_factory=list)
+    """Events about settled rollouts that no window names yet."""
+    _last_sequence: int = 0
+    """Newest record of the ledger that counts in a window."""
     _early: dict[str, list[RolloutEvent]] = field(default_factory=dict)
     """Events about rollouts without a turn yet; the oldest rollouts first."""
     _num_early: int = 0
@@ -78,9 +90,16 @@ class WaitingRollouts:
                 self.erasures[item.user] = Erasure(item.sequence, item.received_ms)
 
     def settle(self, manifest: WindowManifest) -> None:
-        """Forget the rollouts that a window has or excludes."""
-        self.forget(each.rollout for each in manifest.rollouts)
-        self.forget(each.rollout for each in manifest.exclusions)
+        """Forget the rollouts that a window has or excludes, but for events that came later."""
+        self._last_sequence = manifest.last_sequence
+        names = [each.rollout for each in manifest.rollouts]
+        names += [each.rollout for each in manifest.exclusions]
+        for name in names:
+            history = self.histories.get(name)
+            events = history.events if history else self._early.get(name, [])
+            self.late += [LateEvent(each.sequence, each.kind) for each in events]
+        self.late = [each for each in self.late if each.sequence > manifest.last_sequence]
+        self.forget(names)
 
     def forget(self, names: Iterable[str]) -> None:
         """Forget rollouts by id, with all turns and events about them that may still come."""
@@ -131,6 +150,8 @@ class WaitingRollouts:
             self._num_early += 1
             if self._num_early > _MAX_EARLY:
                 self._pop_early(next(iter(self._early)))
+        elif 0 < self._last_sequence < item.sequence:
+            self.late.append(LateEvent(item.sequence, item.event.kind))
 
     def _pop_early(self, name: str) -> list[RolloutEvent]:
         events = self._early.pop(name, [])

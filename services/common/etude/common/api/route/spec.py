@@ -105,6 +105,9 @@ class FeedbackWindows(Model):
     """Age at which a window is closed although it is not full."""
     horizon_seconds: Annotated[int, Field(ge=1, le=2_592_000)] = 3_600
     """Time after a rollout's last turn in which its signals come."""
+    outcome_seconds: Annotated[int, Field(ge=0, le=2_592_000)] = 0
+    """Time after a rollout's last turn or edit in which its task ends, such as by a merge: a
+    rollout with edits waits as long for that; 0 waits for no end."""
     tenant: Annotated[str, Field(min_length=1, max_length=128, pattern=PRINTABLE)] | None = None
     """Tenant of a branch: rollouts of others are served, and never trained. Those of all tenants
     train unless set."""
