@@ -239,8 +239,8 @@ ENDS = {
     ),
     "MonitorFroze": Advice(
         "a monitor raised rollouts of a phase whose monitors[] say Freeze",
-        "read the rollouts of that step; the run goes on after its monitors[].afterStep (the"
-        " message has the number) or action is changed and kubectl etude resume {run}",
+        "read the rollouts of that step, and change rubric, data or action if they are hacks; the"
+        " run goes on with kubectl etude resume {run}, which raises monitors[].afterStep",
     ),
     "InvalidSpec": Advice(
         "a role refused its configuration",

@@ -52,7 +52,8 @@ def resume(
     """Let a suspended run go on at the step after its newest checkpoint.
 
     A run that a rule of its failurePolicy suspended goes on too: the order is written into an
-    annotation of the run. A spent budget has to be raised.
+    annotation of the run. A spent budget has to be raised. Of a phase that monitors froze,
+    monitors[].afterStep is raised to the present step.
     """
     before = get_active_run(context.obj, run, "resume")
     budget = {"gpuHours": gpu_hours, "sandboxHours": sandbox_hours}
@@ -110,13 +111,34 @@ def resume_patch(
     if hold["reason"] != "BudgetExceeded":
         # This very hold and no later one: its time is its name.
         order: dict[str, dict[str, Any]] = {"metadata": {"annotations": {RESUME: hold["since"]}}}
-        return {**order, "spec": {"budget": dict(budget)}} if budget else order
+        spec: dict[str, Any] = {"budget": dict(budget)} if budget else {}
+        phases = _release_phases(run)
+        if hold["reason"] == "MonitorFroze" and phases != run["spec"]["phases"]:
+            spec["phases"] = phases  # a patch replaces lists whole
+        return {**order, "spec": spec} if spec else order
     if not budget:
         name = run["metadata"]["name"]
         what = f"the operator keeps it suspended: {hold['reason']}: {hold.get('message', '')}"
         fix = f"kubectl etude resume {name} --gpu-hours HOURS (or --sandbox-hours) raises it"
         raise UserError(Problem("Conflict", what, f"run {name}", fix))
     return {"spec": {"budget": dict(budget)}}
+
+
+def _release_phases(run: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The phases of a run, with rules of monitors that let the present steps pass."""
+    steps = {each["name"]: each.get("step", 0) for each in run["status"].get("phases", ())}
+
+    def release(phase: Mapping[str, Any]) -> dict[str, Any]:
+        step = steps.get(phase["name"], 0)
+        rules = [
+            {**rule, "afterStep": step}
+            if rule.get("action") == "Freeze" and rule.get("afterStep", 0) < step
+            else rule
+            for rule in phase.get("monitors", ())
+        ]
+        return {**phase, "monitors": rules} if rules else dict(phase)
+
+    return [release(phase) for phase in run["spec"].get("phases", ())]
 
 
 def _set_suspend(kubectl: Kubectl, before: Manifest, *, is_wanted: bool) -> None:

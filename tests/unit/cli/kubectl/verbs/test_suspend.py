@@ -201,3 +201,23 @@ def test_a_list_of_checkpoints_is_not_waited_for(etude: Callable[..., Any]) -> N
 
 def test_a_request_is_a_checkpoint_that_the_api_takes() -> None:
     CheckpointSpec.model_validate(checkpoint_request(run(None))["spec"])
+
+
+def test_a_frozen_phase_is_released_by_its_rules_up_to_the_present_step() -> None:
+    frozen = run("MonitorFroze")
+    rules = [
+        {"name": "BrokenCalls", "action": "Freeze"},
+        {"name": "MaskedShare", "action": "Freeze", "afterStep": 50},
+        {"name": "JudgeGap", "action": "Penalise"},
+    ]
+    frozen["spec"]["phases"] = [{"name": "sft"}, {"name": "rl", "seed": 5, "monitors": rules}]
+    frozen["status"]["phases"] = [{"name": "sft", "step": 4}, {"name": "rl", "step": 40}]
+    patch = resume_patch(frozen, {})
+    assert patch is not None
+    assert patch["metadata"] == {"annotations": {RESUME: SINCE}}
+    released = {"name": "BrokenCalls", "action": "Freeze", "afterStep": 40}
+    assert patch["spec"] == {
+        "phases": [{"name": "sft"}, {"name": "rl", "seed": 5, "monitors": [released, *rules[1:]]}]
+    }
+    frozen["spec"]["phases"] = patch["spec"]["phases"]
+    assert resume_patch(frozen, {}) == {"metadata": {"annotations": {RESUME: SINCE}}}
