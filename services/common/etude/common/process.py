@@ -43,13 +43,24 @@ def read_settings(program: str, read: Callable[[], _Settings]) -> _Settings:
         exit_with(program, str(error), EXIT_CONFIGURATION)
 
 
-def run_service(program: str, service: Coroutine[None, None, None]) -> None:
+def run_service(
+    program: str,
+    service: Coroutine[None, None, None],
+    *,
+    make_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> None:
     """Run a service until it returns; an error of a user or of the system exits with one line.
 
     So do several of its tasks that fail together; with an unknown error among them, all are raised.
+
+    Args:
+        program: named in the line.
+        service: to run.
+        make_loop: makes the event loop; unless given, it is asyncio's own.
     """
     try:
-        asyncio.run(service)
+        with asyncio.Runner(loop_factory=make_loop) as runner:
+            runner.run(service)
     except Exception as error:
         causes = list(root_causes(error))
         if not all(isinstance(each, OSError | EtudeError) for each in causes):
