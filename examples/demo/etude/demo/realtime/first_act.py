@@ -190,7 +190,7 @@ async def _check_windows(stage: Stage) -> list[PromiseCheck]:
         PromiseCheck(
             "P2", f"{what} waiting; {account.unknown} unknown, {account.twice} twice", is_sound
         ),
-        PromiseCheck("P5", f"{kept} turns without consent kept", not kept),
+        PromiseCheck("P5", f"{kept} turns without consent, or in the clear, kept", not kept),
     ]
 
 
@@ -199,6 +199,7 @@ def _count_rollouts(stage: Stage) -> _Account:
     turns = [*read_turns(store)]
     served = {turn.rollout_id for turn in turns}
     waiting = stage.processes.count_waiting()
+    refusing = stage.processes.name_users(stage.refusing)
     listed: Counter[str] = Counter()
     for number in windows.list_windows(store):
         manifest = windows.read_window(store, number)
@@ -210,5 +211,7 @@ def _count_rollouts(stage: Stage) -> _Account:
         waiting=waiting,
         unknown=len(listed.keys() - served),
         twice=sum(count > 1 for count in listed.values()),
-        without_consent=sum(t.user in stage.refusing or not t.consent for t in turns),
+        without_consent=sum(
+            t.user_digest in refusing or not t.consent or not t.HasField("sealed") for t in turns
+        ),
     )

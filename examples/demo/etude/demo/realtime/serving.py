@@ -7,12 +7,13 @@ import os
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.common import api_keys
 from etude.common.errors import Problem, UserError
+from etude.feedback.ledger.user_keys import LedgerSecret
 from etude.operator.local.child_process import ChildProcess
 from etude.operator.local.ports import LOOPBACK, PortRegistry
 
@@ -120,7 +121,7 @@ class RouteProcesses:
             **engines,
             "channels": {"uri": self.store},
             "storage": {"uri": self.store},
-            "recordUnencrypted": True,
+            "feedback": self.release_address,
         }
         file = self.folder / "route.json"
         file.write_text(json.dumps(route))
@@ -154,6 +155,11 @@ class RouteProcesses:
             "ETUDE_FEEDBACK_API_KEYS": str(self.keys_file),
         }
         await self._start("feedback", "etude.feedback.main", {**fixed, **settings})
+
+    def name_users(self, users: Iterable[str]) -> set[str]:
+        """Names of users in the ledger and in sealed turns."""
+        secret = LedgerSecret.read(self.folder / "secret")
+        return {secret.user_id(TENANT, user).digest for user in users}
 
     def count_requests(self) -> int:
         """Requests that the gateway has answered or refused since its start."""
