@@ -1,14 +1,15 @@
 """A candidate's way to all users as objects: evaluated, proposed, tried and promoted, or refused.
 
 Real: the API server with its controllers of Jobs, Deployments and StatefulSets, the operator as a
-process under the chart's account, the feedback service as a process with the rules that the
-operator rendered, mutual TLS between both, kubectl's plug-in, users' events over HTTP, and all
-decisions.
+process under the chart's account (killed once), the feedback service as a process with the rules
+that the operator rendered, mutual TLS between both, kubectl's plug-in, users' events over HTTP, and
+all decisions.
 Played: the kubelet (there is no node, so pods are marked as ready or ended), with it engines,
 gateways and the figures that the Jobs of evaluations hand over; and the recorded turns of users.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -122,6 +123,16 @@ class Bed:
     state: testbeds.State
     kubectl: testbeds.Program
     folder: Path
+    operators: contextlib.ExitStack
+    operator: process.Running | None = None
+
+    def start_operator(self) -> None:
+        """Start an operator; one that runs is killed before."""
+        if self.operator is not None:
+            self.operator.stop(signal.SIGKILL)
+        certificate = str(self.folder / "operator")
+        started = process.running(self.state, self.folder, ETUDE_TLS=certificate)
+        self.operator = self.operators.enter_context(started)
 
     def get(self, *what: str) -> Any:
         return json.loads(self.kubectl("-n", NAMESPACE, "get", *what, "-o", "json"))
@@ -270,9 +281,12 @@ def bed(tmp_path: Path) -> Iterator[Bed]:
         process.install(state)
         kubectl = testbeds.program(state, "kubectl")
         kubectl("create", "namespace", NAMESPACE)
-        with process.running(state, tmp_path, ETUDE_TLS=str(tmp_path / "operator")) as operator:
-            yield Bed(state, kubectl, tmp_path)
-            assert operator.troubles == []
+        with contextlib.ExitStack() as operators:
+            made = Bed(state, kubectl, tmp_path, operators)
+            made.start_operator()
+            yield made
+            assert made.operator is not None
+            assert made.operator.troubles == []
 
 
 def prepare_service(bed: Bed) -> FeedbackProcess:
@@ -307,6 +321,7 @@ async def test_a_candidate_is_evaluated_proposed_tried_and_promoted_and_a_worse_
         second = bed.save(2)
         bed.finish_evaluation(first, figures(1))
         assert bed.proposed()[0] == "Evaluating"
+        bed.start_operator()
         bed.finish_evaluation(second, figures(2, "0.004", "Passed", baseline=1))
         bed.wait("a canary", lambda: "tested with users" in bed.proposed()[1])
         during = bed.show()
@@ -331,7 +346,7 @@ def refuse_third(bed: Bed) -> None:
     bed.finish_evaluation(checkpoint, figures(3, "-0.06", "Refused", baseline=2))
     bed.wait("a refusal", lambda: bed.proposed()[0] == "GateRefused")
     assert "success of held-out worse by 4.5 points" in bed.proposed()[1]
-    assert len(bed.get("evalrun")["items"]) == 3
+    assert len(bed.get("evalrun")["items"]) == 3, "one of each version, also after the kill"
     bed.wait("an Event", lambda: events(bed) >= {"Evaluating", "Proposed", "GateRefused"})
 
 
