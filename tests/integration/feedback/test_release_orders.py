@@ -20,7 +20,7 @@ from etude.common.tls.transport import TransportSecurity
 from etude.feedback.clock import LedgerClock
 from etude.feedback.release.release_log import ReleaseLog
 from etude.feedback.release.rules import ReleaseRules
-from etude.feedback.release.server import SERVICE
+from etude.feedback.release.server import SERVICES
 from etude.feedback.release.service import ReleaseService
 from etude.operator.remotes.clients import GrpcRemoteClient
 from etude.operator.remotes.release_order import ReleaseOrder
@@ -55,7 +55,7 @@ async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
     (tmp_path / "keys").write_text(f"{line}\n")
     releases = ReleaseLog.open(open_store(f"file://{tmp_path}/store"), ReleaseRules())
     service = ReleaseService(releases, LedgerClock(0), api_keys.ApiKeyFile.load(tmp_path / "keys"))
-    server = Server([SERVICE], security=made.security(FEEDBACK))
+    server = Server([SERVICES[0]], security=made.security(FEEDBACK))
     release_pb2_grpc.add_ReleaseServiceServicer_to_server(service, server.grpc_server)
     await server.start()
     yield made._replace(target=named_target(FEEDBACK.server_name, f"127.0.0.1:{server.port}"))
