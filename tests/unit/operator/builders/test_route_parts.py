@@ -227,6 +227,25 @@ def test_the_feedback_service_reads_the_rules_of_releases(
     assert found.canary.signals == ()
 
 
+def test_suites_in_which_a_branch_must_gain_reach_the_gate_and_are_never_left_out(
+    route_body: Any, run: RLRun, platform: Platform, tmp_path: Path
+) -> None:
+    margins = [{"metric": "success", "margin": "0.05"}, {"metric": "seconds", "margin": "3"}]
+    body = route_body(gate={"margins": margins, "gainSuites": ["own"]})
+    made = children(body, run, platform)
+    file = tmp_path / "release.json"
+    file.write_text(made["ConfigMap", "feedback"]["data"]["release.json"])
+    gate = read_rules(file).gate
+    measured = ["success of general", "seconds of general", "success of own", "seconds of own"]
+    assert {rule.metric: rule.margin for rule in gate.to_rules(measured)} == {
+        "success of own": 0,
+        "success of general": 0.05,
+        "seconds of general": 3,
+        "seconds of own": 3,
+    }
+    assert "success of own" in {rule.metric for rule in gate.to_rules(["success of general"])}
+
+
 def test_a_pod_that_goes_first_leaves_the_load_balancer_and_has_time_for_its_turns(
     made: Made,
 ) -> None:

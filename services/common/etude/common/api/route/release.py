@@ -80,6 +80,18 @@ class RouteGate(Model):
             fix="remove margins, or leave out evaluation and propose by hand",
             field_path=".margins",
         ),
+        Rule(
+            cel="!has(self.evaluation)"
+            " || !has(self.gainSuites)"
+            " || self.gainSuites.all(g, self.evaluation.suites.exists(s, s.name == g))",
+            holds=lambda s: (
+                s.evaluation is None
+                or set(s.gain_suites) <= {suite.name for suite in s.evaluation.suites}
+            ),
+            message="each of gainSuites must be the name of one of evaluation.suites",
+            fix="add the suite, or correct the name: what is not measured lets nothing pass",
+            field_path=".gainSuites",
+        ),
     )
 
     evaluation: EvaluationPlan | None = None
