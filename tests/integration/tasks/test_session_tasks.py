@@ -26,8 +26,8 @@ class Workplace:
         (folder / "secret").write_text(bytes(range(32)).hex())
         uris = [(folder / name).as_uri() for name in ("ledger", "keys")]
         self.stores = Stores(*map(open_store, uris))  # type: ignore[arg-type]  # stores as well
-        self.access = ("--store", uris[0], "--key-store", uris[1], "--ledger", "test")
-        self.access += ("--secret", str(folder / "secret"))
+        stores = ("--store", uris[0], "--key-store", uris[1])
+        self.access = (*stores, "--ledger", "test", "--secret", str(folder / "secret"))
         self.review = folder / "review.yaml"
 
     def run(self, verb: str, *words: str) -> subprocess.CompletedProcess[str]:

@@ -247,7 +247,12 @@ async def test_lost_rollouts_are_repeated_before_the_suite_fails(world: World) -
 
 
 def test_a_long_result_is_handed_over_without_its_sentences() -> None:
-    figures = {"mean": "0.5000", "best_of": "0.7500", "reward": "-0.2500", "low": "-0.0100"}
+    figures: dict[str, Any] = {
+        "mean": "0.5000",
+        "best_of": "0.7500",
+        "reward": "-0.2500",
+        "low": "-0.0100",
+    }
     suites = tuple(
         SuiteResult(
             name=f"{'s' * 38}-{n}",
@@ -270,18 +275,24 @@ def test_a_long_result_is_handed_over_without_its_sentences() -> None:
 
 
 def test_the_figures_of_the_largest_gate_are_handed_over() -> None:
-    text = {"difference": "-0.0001235", "low": "-0.0001235", "high": "-0.0001235"}
+    text: dict[str, Any] = {"difference": "-0.0001235", "low": "-0.0001235", "high": "-0.0001235"}
     names = ("baseline_expected", "baseline_scored", "expected", "scored", "tasks", "unpaired")
-    counts = dict.fromkeys(names, 10_000)
+    counts: dict[str, Any] = dict.fromkeys(names, 10_000)
     found = tuple(
         MetricResult(metric=metric, **text, **counts)
         for metric in ("EditsWithoutEvidence", "SampledTokens", "Success")[:MAX_GATE_MARGINS]
     )
-    figures = {"mean": "0.5000", "best_of": "0.7500", "reward": "-0.2500", "low": "-0.0100"}
+    figures: dict[str, Any] = {
+        "mean": "0.5000",
+        "best_of": "0.7500",
+        "reward": "-0.2500",
+        "low": "-0.0100",
+    }
     suites = tuple(
         SuiteResult(
             name=f"{'s' * 60}-{n}",
-            **dict.fromkeys(("tasks", "samples"), 10_000),
+            tasks=10_000,
+            samples=10_000,
             verdict="Refused",
             sentence="x" * 240,
             comparisons=found,

@@ -111,7 +111,8 @@ def test_each_session_that_is_no_candidate_has_its_reason(chat: ChatFormat, tmp_
     asyncio.run(record())
     found = find(stores, chat)
     names = {identify_rollout("acme", user, "r-1"): user for user in users}
-    reasons = {names[each.session]: each.refusals for each in (*found.refused, *found.sessions)}
+    reasons = {names[each.session]: each.refusals for each in found.refused}
+    reasons |= {names[each.session]: each.refusals for each in found.sessions}
     assert reasons == {
         "erased": ["Erased"],
         "other": ["NoConsentForTasks"],
