@@ -32,6 +32,16 @@ EXAMPLES = {
     "unfreeze": ("etude unfreeze", "etude unfreeze --at feedback.lab:7061"),
     "release propose": ("etude release propose held-out demo --key-file admin.key",),
     "release status": ("etude release status", "etude release status --json"),
+    "agent": ("etude agent work . --gateway https://gateway.example.com --model code-7b",),
+    "agent work": (
+        "etude agent work . --gateway https://gateway.example.com --model code-7b",
+        "etude agent work app --model code-7b --yes --commands 'Fix add.'",
+    ),
+    "agent consent": (
+        "etude agent consent",
+        "etude agent consent --feedback https://f.lab --tenant t --user u --terms v1",
+    ),
+    "agent observe": ("etude agent observe", "etude agent observe --state ~/.agent-state"),
     "generate": (
         "etude tasks generate small --train 32",
         "etude tasks generate suite --suite sessions --held-out 64",

@@ -9,6 +9,7 @@ import typer
 from etude.cli.examples import epilog
 from etude.cli.output import exit_with_problem
 from etude.cli.verbs import (
+    agent,
     audit,
     compare,
     demo,
@@ -58,6 +59,7 @@ VERBS: dict[str, Callable[..., None]] = {
 }
 for name, verb in VERBS.items():
     app.command(name, epilog=epilog(name))(verb)
+app.add_typer(agent.app, name="agent")
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(storage.app, name="storage")
 app.add_typer(model.app, name="model")

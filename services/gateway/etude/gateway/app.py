@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from etude.common.api_keys import (
     ApiKeyFile,
@@ -32,6 +32,7 @@ from etude.gateway.turn_request import (
     FinishedTurn,
     RolloutMarks,
     TextPiece,
+    ToolFormatName,
     TurnEvent,
     TurnRequest,
     TurnStart,
@@ -58,11 +59,12 @@ WIRES: Mapping[str, WireProtocol] = {
 }
 _PATHS = (*WIRES, COUNT_TOKENS, MODELS)
 
-ROLLOUT, BRANCH, COMPACTION_OF, SIDE = (
+ROLLOUT, BRANCH, COMPACTION_OF, SIDE, TOOL_FORMAT = (
     b"x-etude-rollout",
     b"x-etude-branch",
     b"x-etude-compaction-of",
     b"x-etude-side",
+    b"x-etude-tool-format",
 )
 """Headers by which a client marks its requests, and is told where a turn belongs."""
 _VERSION = b"x-policy-version"
@@ -254,7 +256,15 @@ def _read_marks(exchange: HttpExchange) -> RolloutMarks:
     side = exchange.read_header(SIDE)
     if side not in {"", "0", "1"}:
         raise InvalidFieldError(SIDE.decode(), "is neither 0 nor 1")
-    return RolloutMarks(rollout=marks[0], compaction_of=marks[1], is_side=side == "1")
+    tool_format = exchange.read_header(TOOL_FORMAT)
+    if tool_format not in {"", "Xml", "Native"}:
+        raise InvalidFieldError(TOOL_FORMAT.decode(), "is neither Xml nor Native")
+    return RolloutMarks(
+        rollout=marks[0],
+        compaction_of=marks[1],
+        tool_format=cast("ToolFormatName", tool_format),
+        is_side=side == "1",
+    )
 
 
 def _name_turn(turn: TurnStart | FinishedTurn) -> list[tuple[bytes, bytes]]:

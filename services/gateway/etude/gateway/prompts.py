@@ -134,7 +134,10 @@ class MessageRenderer:
         calls = [
             ParsedCall(name=call.name, arguments=call.arguments, call_id=call.call_id)
             for call in message.calls
+            if call.name
         ]
+        if len(calls) < len(message.calls):
+            return self._render_malformed(message, calls)
         if self.form.shown is not None:
             return make_call_message(self.form.shown, message.content, calls, first=self.num_calls)
         # A client may leave the tools out although earlier turns called them.
@@ -143,6 +146,20 @@ class MessageRenderer:
             return make_message("assistant", tool_format.render(calls, message.content))
         except ValueError as error:
             raise InvalidFieldError("messages", f"a call cannot be written: {error}") from error
+
+    def _render_malformed(
+        self, message: WireMessage, calls: Sequence[ParsedCall]
+    ) -> RenderedMessage:
+        """Render a turn with a call that does not parse, which its content holds, as text.
+
+        Raises:
+            InvalidFieldError: another of its calls cannot be written.
+        """
+        try:
+            written = self.form.tool_format.render(calls) if calls else ""
+        except ValueError as error:
+            raise InvalidFieldError("messages", f"a call cannot be written: {error}") from error
+        return make_message("assistant", message.content + written)
 
 
 def render_opening(

@@ -15,7 +15,7 @@ from etude.agent.tool_formats.xml import XmlFormat
 from etude.agent.tool_messages import ShownTools
 from etude.agent.toolsets import CALL_FORM
 from etude.common.errors import InvalidFieldError, UserError
-from etude.gateway.turn_request import Schema
+from etude.gateway.turn_request import Schema, ToolFormatName
 
 MAX_FORMS = 256
 """Sets of tools whose form is remembered."""
@@ -47,7 +47,9 @@ class ToolForm:
     guide: str = ""
     """Description of the tools for the system prompt."""
     schemas: Mapping[str, Schema] = field(default_factory=dict)
-    """Parameters of each tool, by its name."""
+    """Parameters of each tool, by its name; none for a harness, which reads arguments itself."""
+    names_malformed: bool = False
+    """True for a harness: calls that do not parse are listed in their places, without a name."""
 
     def read_arguments(self, call: ParsedCall) -> Mapping[str, object]:
         """Arguments of a call as JSON values: a format without types writes them all as text."""
@@ -69,25 +71,44 @@ class ToolForms:
     chat: ChatFormat
     _forms: "OrderedDict[str, ToolForm]" = field(default_factory=OrderedDict)
 
-    def find(self, tools: Sequence[Schema]) -> ToolForm:
-        """Find the form of a set of tools; the model's own wherever its template has one.
+    def find(self, tools: Sequence[Schema], tool_format: ToolFormatName = "") -> ToolForm:
+        """Find the form of a set of tools; unless one is named, the model's own where it has one.
 
         Raises:
-            InvalidFieldError: a tool has no name.
+            InvalidFieldError: a tool has no name, or the model has no form of its own.
         """
         if not tools:
             return NO_TOOLS
-        key = json.dumps(tools)
+        key = json.dumps([tool_format, tools])
         form = self._forms.get(key)
         if form is None:
-            form = self._forms[key] = _find_form(self.chat, tools)
+            find = _find_harness_form if tool_format else _find_form
+            form = self._forms[key] = find(self.chat, tools, tool_format)
             if len(self._forms) > MAX_FORMS:
                 self._forms.popitem(last=False)
         self._forms.move_to_end(key)
         return form
 
 
-def _find_form(chat: ChatFormat, tools: Sequence[Schema]) -> ToolForm:
+def _find_harness_form(
+    chat: ChatFormat, tools: Sequence[Schema], tool_format: ToolFormatName
+) -> ToolForm:
+    """Form of a harness's tools, as in the rollouts that trained the policy.
+
+    Raises:
+        InvalidFieldError: it is Native, and the model has no form of its own.
+    """
+    if tool_format == "Xml":
+        # Its system prompt describes the tools.
+        return ToolForm(XmlFormat(), names_malformed=True)
+    try:
+        native = find_native_form(chat, tools)
+    except UserError as error:
+        raise InvalidFieldError("x-etude-tool-format", error.problem.what) from error
+    return ToolForm(native.tool_format, native.shown, names_malformed=True)
+
+
+def _find_form(chat: ChatFormat, tools: Sequence[Schema], _: ToolFormatName) -> ToolForm:
     schemas: dict[str, Schema] = {}
     for index, tool in enumerate(tools):
         function = tool.get("function")

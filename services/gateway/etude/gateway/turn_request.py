@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Role = Literal["system", "user", "assistant", "tool"]
+ToolFormatName = Literal["", "Xml", "Native"]
+"""As `rollout.toolFormat` of a run."""
 Schema = Mapping[str, object]
 """JSON schema of one tool's function, as chat templates read it."""
 
@@ -14,6 +16,7 @@ class WireCall(NamedTuple):
 
     call_id: str
     name: str
+    """Empty for a call that does not parse, of which only a harness is told."""
     arguments: Mapping[str, object]
 
 
@@ -64,6 +67,8 @@ class RolloutMarks:
     """Logical rollout; empty: the one whose turns the conversation repeats, or a new one."""
     compaction_of: str = ""
     """Branch that this conversation summarises and replaces."""
+    tool_format: ToolFormatName = ""
+    """Form of tools that the harness trained the policy with; empty: the gateway chooses one."""
     is_side: bool = False
     """A title or a summary for the product's own use: no part of what the policy is judged by."""
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from etude.agent.chat import ChatFormat
 from etude.agent.chat.thinking import remove_thinking
-from etude.agent.tool_calls import ParsedCall, cut_calls
+from etude.agent.tool_calls import MalformedCall, ParsedCall, cut_calls
 from etude.agent.tool_formats.base import ToolFormat
 from etude.gateway.tool_forms import TextFormat
 from etude.gateway.turn_request import TextPiece
@@ -24,9 +24,18 @@ class TurnParts(NamedTuple):
     thinking: str
     content: str
     """Text without thinking and well-formed calls; malformed ones stay in it."""
-    calls: tuple[ParsedCall, ...]
-    is_malformed: bool
-    """True if a call does not parse."""
+    attempts: tuple[ParsedCall | MalformedCall, ...]
+    """At calls, in their order."""
+
+    @property
+    def calls(self) -> tuple[ParsedCall, ...]:
+        """Well-formed calls."""
+        return tuple(each for each in self.attempts if isinstance(each, ParsedCall))
+
+    @property
+    def is_malformed(self) -> bool:
+        """True if a call does not parse."""
+        return len(self.calls) < len(self.attempts)
 
 
 def read_turn(chat: ChatFormat, tool_format: ToolFormat, text: str, *, is_open: bool) -> TurnParts:
@@ -40,14 +49,14 @@ def read_turn(chat: ChatFormat, tool_format: ToolFormat, text: str, *, is_open: 
     """
     spoken = remove_thinking(chat, text, tool_format, is_open=is_open)
     attempts, _ = tool_format.parse(spoken)
-    calls = tuple(each for each in attempts if isinstance(each, ParsedCall))
+    calls = [each for each in attempts if isinstance(each, ParsedCall)]
     content = cut_calls(spoken, calls)
     thinking = _read_thinking(chat, text, is_open=is_open)
     if thinking is not None:
         content = content.lstrip()
     if calls:
         content = content.rstrip()
-    return TurnParts(thinking or "", content, calls, len(calls) < len(attempts))
+    return TurnParts(thinking or "", content, attempts)
 
 
 def _read_thinking(chat: ChatFormat, text: str, *, is_open: bool) -> str | None:

@@ -16,7 +16,7 @@ from etude.agent.chat import ChatFormat, Conversation
 from etude.agent.chat.thinking import count_thinking
 from etude.agent.completion_draft import CompletionDraft
 from etude.agent.completions import Completion, FinishReason
-from etude.agent.tool_calls import cut_calls
+from etude.agent.tool_calls import ParsedCall, cut_calls
 from etude.agent.tool_messages import choose_call_id
 from etude.common import telemetry
 from etude.common.api_keys import KeyOwner
@@ -126,11 +126,12 @@ class TurnService:
     async def _prepare(self, caller: KeyOwner, request: TurnRequest, marks: RolloutMarks) -> Prompt:
         if request.prompt is not None:
             return self._prepare_text(request.prompt, marks)
-        owner = digest_owner([caller.tenant, caller.user, marks.rollout], request.tools)
+        names = [caller.tenant, caller.user, marks.rollout, marks.tool_format]
+        owner = digest_owner(names, request.tools)
         digests = digest_beginnings(owner, request.messages)
         found = self.sessions.find(digests, request.messages)
         first = 0 if found is None else found.num_messages
-        form = self.forms.find(request.tools)
+        form = self.forms.find(request.tools, marks.tool_format)
         builder = PromptBuilder(self.chat, form, request, marks, digests[-1])
         size = sum(len(message.content) for message in request.messages[first:])
         if size > THREAD_CHARS:
@@ -261,7 +262,7 @@ class _RunningTurn:
         text = chat.decode(ids if end == NO_END else ids[:-1])
         is_open = self.splitter.is_open
         if prompt.conversation is None:
-            parts = TurnParts("", text, (), is_malformed=False)
+            parts = TurnParts("", text, ())
         else:
             parts = read_turn(chat, self.splitter.tool_format, text, is_open=is_open)
         finished = FinishedTurn(
@@ -291,13 +292,13 @@ class _RunningTurn:
 
     def _name_calls(self, parts: TurnParts) -> tuple[WireCall, ...]:
         first = sum(len(message.calls) for message in self.request.messages)
+        form = self.prompt.form
+        listed = parts.attempts if form.names_malformed else parts.calls
         return tuple(
-            WireCall(
-                choose_call_id(call, first + index),
-                call.name,
-                self.prompt.form.read_arguments(call),
-            )
-            for index, call in enumerate(parts.calls)
+            WireCall(choose_call_id(call, first + index), call.name, form.read_arguments(call))
+            if isinstance(call, ParsedCall)
+            else WireCall(f"call{first + index:05d}", "", {"reason": call.reason, "raw": call.raw})
+            for index, call in enumerate(listed)
         )
 
     def _add_to_branch(self, completion: Completion, parts: TurnParts) -> None:

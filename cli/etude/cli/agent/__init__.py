@@ -1,0 +1,1 @@
+"""Conversations of `etude agent` on a terminal."""

@@ -1,0 +1,118 @@
+"""Conversation of `etude agent`: instructions, stops by Ctrl-C, and the end of the task."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from etude.agent.interactive.consent import AgentState
+from etude.agent.interactive.edits import observe_edits
+from etude.agent.interactive.session import AgentSession
+from etude.agent.trajectory import RolloutEnding
+from etude.cli.agent.screen import TerminalInput
+from etude.cli.hints import format_error
+from etude.cli.output import say
+from etude.common.errors import EtudeError, Problem, UserError
+from etude.common.feedback.client import EventClient, check_address
+
+FLUSH_S = 10.0
+_ENDS = {
+    RolloutEnding.LENGTH_LIMIT: "the turn was cut at its limit of tokens: see --turn-tokens",
+    RolloutEnding.TURN_LIMIT: "stopped at the limit of turns: say `go on`, or see --turns",
+}
+_OUTCOMES = {"/done": "Closed", "/abandon": "Abandoned"}
+
+
+@dataclass(slots=True)
+class TerminalConversation:
+    """One task of a user."""
+
+    session: AgentSession
+    home: AgentState
+    terminal: TerminalInput
+    # One loop for all instructions: locks of the workspace belong to it.
+    _runner: asyncio.Runner = field(default_factory=asyncio.Runner)
+
+    def work_once(self, instruction: str) -> None:
+        """Work on one instruction.
+
+        Raises:
+            KeyboardInterrupt: the user stopped it; the task ends as given up.
+        """
+        with self._open():
+            try:
+                self._work(instruction)
+            except KeyboardInterrupt:
+                self.session.events.close("Abandoned")
+                raise
+            self.session.events.close("Closed")
+
+    def converse(self) -> None:
+        """Work on each message of the user until the end of input, or Ctrl-C at the prompt."""
+        with self._open():
+            self.session.events.close(self._converse())
+
+    def _converse(self) -> str:
+        """Returns the outcome of the task."""
+        with contextlib.suppress(KeyboardInterrupt):
+            while line := self.terminal.read_line("> "):
+                text = line.strip()
+                if text in _OUTCOMES:
+                    return _OUTCOMES[text]
+                if text:
+                    self._try_work(text)
+        return "Closed"
+
+    def _try_work(self, text: str) -> None:
+        """Work on a message; after a stop or an error the conversation goes on."""
+        try:
+            self._work(text)
+        except KeyboardInterrupt:
+            say("stopped; Ctrl-D ends the conversation")
+        except UserError as error:
+            say(error.problem.text())
+        except EtudeError as error:
+            say(format_error(error))
+
+    def _work(self, instruction: str) -> None:
+        events = self.session.events
+        if events.client is not None:
+            observe_edits(self.home.journal, events.client, self.home.read_secret())
+        ending = self._runner.run(self.session.work(instruction))
+        if ending in _ENDS:
+            say(_ENDS[ending])
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[None]:
+        """Send at the end what waits, however it comes."""
+        try:
+            with self._runner:
+                yield
+        finally:
+            if self.session.events.client is not None:
+                flush_events(self.session.events.client)
+
+
+def flush_events(client: EventClient) -> bool:
+    """Send what waits; false if something waits on."""
+    report = client.flush(timeout_s=FLUSH_S)
+    if report.problem:
+        what = f"feedback: {report.problem}; {report.waiting_bytes} bytes of events wait"
+        say(f"{what}\n  fix: they are sent at the next start, or by etude agent observe")
+    for reason, number in client.read_counts().given_up.items():
+        say(f"feedback: {number} events were given up ({reason})")
+    return not report.problem
+
+
+def check_gateway(url: str) -> str:
+    """Check the address of the gateway.
+
+    Raises:
+        UserError: it cannot be used.
+    """
+    try:
+        check_address(url)
+    except ValueError as error:
+        fix = "such as https://gateway.example.com"
+        raise UserError(Problem("InvalidArgument", str(error), "--gateway", fix)) from error
+    return url.rstrip("/")
