@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from etude.common.api.meta import Condition
+from etude.operator.reasons import Reason
 
 MAX_MESSAGE = 2_048
 ACCEPTED = "Accepted"
@@ -67,6 +68,7 @@ def unhealthy_conditions(found: Iterable[Condition]) -> set[tuple[str, str]]:
         for each in found
         if (each.type in WARN_WHEN_TRUE - {"Failed"} and each.status == "True")
         or (each.type in WARN_WHEN_FALSE - {"Accepted"} and each.status == "False")
+        or (each.type, each.reason) in BLOCKED_CANDIDATES
     }
 
 
@@ -79,6 +81,11 @@ class ConditionTransition(NamedTuple):
 
 WARN_WHEN_TRUE = {"Failed", "Stalled", "Degraded", "HardCapped"}
 WARN_WHEN_FALSE = {"Accepted", "CheckpointHealthy"}
+BLOCKED_CANDIDATES = {
+    ("CandidateProposed", Reason.EVALUATION_FAILED),
+    ("CandidateProposed", Reason.NO_BASELINE),
+}
+"""No later checkpoint is proposed either, until a person acts."""
 RECORD_WHEN_TRUE = {
     *("Accepted", "Ready", "Available", "Suspended", "Complete", "Verified"),
     "CandidateProposed",

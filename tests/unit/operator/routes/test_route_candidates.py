@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from etude.common.api.kinds import Checkpoint, EvalRun, PolicyRoute
 from etude.common.api.route.status import EvaluatedCandidate, PolicyRouteStatus
@@ -182,6 +183,16 @@ async def test_an_evaluation_without_enough_data_is_told_once_and_not_repeated(
     assert [each["type"] for each in events] == ["Warning"]
 
 
+def is_alarming() -> bool:
+    """The metric of the alert about the route."""
+    names = ("namespace", "kind", "name", "condition", "reason")
+    values = ("lab", "PolicyRoute", "coder", "CandidateProposed", "EvaluationFailed")
+    found = REGISTRY.get_sample_value(
+        "etude_condition_unhealthy", dict(zip(names, values, strict=True))
+    )
+    return bool(found)
+
+
 async def test_a_failed_evaluation_is_told_and_repeated_only_by_a_person(
     releases: Releases,
 ) -> None:
@@ -193,11 +204,15 @@ async def test_a_failed_evaluation_is_told_and_repeated_only_by_a_person(
         await releases.end(releases.evaluation_of(name), "no engine", exit_code=78)
     failed = releases.evaluation_of(name)
     assert releases.condition() == ("False", "EvaluationFailed")
+    await releases.lab.advance(60)
+    assert is_alarming(), "later checkpoints may be blocked too"
     await releases.lab.advance(7200)
     assert releases.evaluation_of(name).metadata.uid == failed.metadata.uid
     releases.lab.cluster.purge(Ref("EvalRun", "lab", failed.metadata.name))
     await releases.lab.advance(40)
     assert releases.evaluation_of(name).metadata.uid != failed.metadata.uid
+    await releases.lab.advance(60)
+    assert not is_alarming()
     assert releases.condition() == ("False", "Evaluating")
 
 
