@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 from prometheus_client import REGISTRY
@@ -11,6 +12,7 @@ from tests.support.gateway.served import MODEL, ServedGateway
 from tests.support.native_template import write_call
 
 from etude.agent.chat import ChatFormat
+from etude.gateway import http_exchange
 
 ASK: Any = [{"role": "user", "content": "Fix it."}]
 TOOLS: Any = [
@@ -342,6 +344,25 @@ async def test_a_client_that_goes_away_ends_its_turn(
         while count_requests("499") == before[0]:  # noqa: ASYNC110 - the count tells no test
             await asyncio.sleep(0.01)
         assert count_abandoned() == before[1] + 1
+
+
+async def test_a_silent_stream_gives_signs_of_life(
+    serve: Any, plain: ChatFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_exchange, "KEEP_ALIVE_S", 0.05)
+    async with serve(plain, lambda _: "A turn that never ends.") as gateway:
+        gateway.engines[0].holds = True
+        body = {"model": MODEL, "messages": ASK, "stream": True}
+        async with (
+            httpx2.AsyncClient(headers={"authorization": f"Bearer {gateway.key}"}) as client,
+            client.stream("POST", f"{gateway.url}/v1/chat/completions", json=body) as answer,
+        ):
+            signs = 0
+            async for line in answer.aiter_lines():
+                signs += line == ": keep-alive"
+                if signs == 2:
+                    break
+    assert signs == 2
 
 
 async def test_a_stream_that_fails_counts_as_a_failure(gateway: ServedGateway) -> None:

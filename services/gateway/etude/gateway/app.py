@@ -179,7 +179,10 @@ class _ServedRequest:
             self.stream = self.wire.open_stream(app.model, request)
         marks = _read_marks(self.exchange)
         turn = app.service.serve(caller, arm, request, marks, self._still_consents)
-        async with contextlib.aclosing(self.exchange.follow(turn)) as events:
+        async with (
+            self.exchange.serve_while_connected(self.wire.keep_alive),
+            contextlib.aclosing(turn) as events,
+        ):
             async for event in events:
                 if self.stream is not None:
                     await self._send_event(self.stream, event)
@@ -195,8 +198,8 @@ class _ServedRequest:
         except UnauthenticatedError:
             return False
 
-    async def _send_event(self, stream: StreamWriter, event: TurnEvent | None) -> None:
-        """Send one event of a turn, or a sign of life."""
+    async def _send_event(self, stream: StreamWriter, event: TurnEvent) -> None:
+        """Send one event of a turn."""
         exchange = self.exchange
         match event:
             case TurnStart():
@@ -209,9 +212,6 @@ class _ServedRequest:
                 await exchange.send_part(stream.write(event))
             case FinishedTurn():
                 await exchange.send_part(stream.finish(event), is_last=True)
-            case None:
-                if exchange.status:
-                    await exchange.send_part(self.wire.keep_alive)
 
     async def _fail(self, failure: _Failure) -> None:
         """Answer with an error; a running stream ends with one."""

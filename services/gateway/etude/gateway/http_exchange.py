@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from etude.common.errors import EtudeError
-from etude.gateway.turn_request import FinishedTurn, TurnEvent
 
 BODY_S = 60.0
 """For the whole of a request's body."""
@@ -52,6 +51,10 @@ class HttpExchange:
     max_body_bytes: int
     status: int = 0
     """Of the response; 0 until its head is sent."""
+    is_whole: bool = False
+    """True once the last part of the response is sent."""
+    sent_s: float = 0.0
+    """Time of the loop at the last part, or sign of life."""
 
     @property
     def path(self) -> str:
@@ -103,6 +106,7 @@ class HttpExchange:
     async def send_part(self, data: bytes, *, is_last: bool = False) -> None:
         """Send a part of the body."""
         if data or is_last:
+            self.is_whole, self.sent_s = is_last, asyncio.get_running_loop().time()
             await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def _send_head(self, status: int, headers: Headers) -> None:
@@ -121,55 +125,58 @@ class HttpExchange:
         except (TimeoutError, OSError) as error:
             raise DisconnectedError("the client takes nothing") from error
 
-    async def follow(
-        self, events: AsyncGenerator[TurnEvent, None]
-    ) -> AsyncGenerator[TurnEvent | None, None]:
-        """Pass the events of a turn on; None wherever nothing happened for a while.
+    @contextlib.asynccontextmanager
+    async def serve_while_connected(self, keep_alive: bytes) -> AsyncGenerator[None, None]:
+        """Cancel the block once the client goes away; a silent stream gives signs of life.
+
+        Args:
+            keep_alive: sign of life of a stream.
 
         Raises:
-            DisconnectedError: the client went away; the turn is ended.
+            DisconnectedError: the client went away, or takes nothing.
+            CancelledError: the block was cancelled by others.
         """
-        gone = asyncio.create_task(self._wait_disconnected(), name="disconnect")
-        following: asyncio.Task[TurnEvent | None] | None = None
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - this is a coroutine of one
+
+        def end(_: "asyncio.Task[None]") -> None:
+            # The server reports a whole response as the end of the connection, too.
+            if not self.is_whole:
+                task.cancel()
+
+        self.sent_s = asyncio.get_running_loop().time()
+        # A task for each event instead would cost more than the event.
+        gone = asyncio.create_task(self._watch_client(keep_alive), name="client")
+        gone.add_done_callback(end)
         try:
-            while True:
-                following = asyncio.create_task(_next_event(events), name="event")
-                while not await _is_ready(following, gone):
-                    yield None
-                event = following.result()
-                if event is None:
-                    return
-                yield event
-                if isinstance(event, FinishedTurn):
-                    return
+            yield
+        except asyncio.CancelledError:
+            if not gone.done() or task.uncancel():
+                raise  # the process ends
+            raise DisconnectedError("the client went away") from None
         finally:
+            gone.remove_done_callback(end)
             await _cancel(gone)
-            if following is not None:
-                await _cancel(following)
-            await events.aclose()
 
-    async def _wait_disconnected(self) -> None:
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
-
-
-async def _is_ready(following: "asyncio.Task[Any]", gone: "asyncio.Task[None]") -> bool:
-    """Wait for an event for a while; false if there is none.
-
-    Raises:
-        DisconnectedError: the client went away first.
-    """
-    await asyncio.wait({following, gone}, timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
-    if gone.done() and not following.done():
-        raise DisconnectedError("the client went away")
-    return following.done()
+    async def _watch_client(self, keep_alive: bytes) -> None:
+        """Return once the client is gone."""
+        while True:
+            try:
+                async with asyncio.timeout_at(self.sent_s + KEEP_ALIVE_S):
+                    message = await self.receive()
+            except TimeoutError:
+                now_s = asyncio.get_running_loop().time()
+                if now_s < self.sent_s + KEEP_ALIVE_S:
+                    continue
+                self.sent_s = now_s
+                if self.status and not self.is_whole:
+                    await self.send_part(keep_alive)
+            else:
+                if message["type"] == "http.disconnect":
+                    return
 
 
-async def _next_event(events: AsyncGenerator[TurnEvent, None]) -> TurnEvent | None:
-    return await anext(events, None)
-
-
-async def _cancel(task: "asyncio.Task[Any]") -> None:
+async def _cancel(task: "asyncio.Task[None]") -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):
         await task
