@@ -24,7 +24,10 @@ EXAMPLES = {
     "checkpoint": ("kubectl etude checkpoint demo", "kubectl etude checkpoint demo --now --wait"),
     "suspend": ("kubectl etude suspend demo", "kubectl etude suspend demo --wait"),
     "resume": ("kubectl etude resume demo", "kubectl etude resume demo --wait"),
-    "propose": ("kubectl etude propose coder --evalrun coder-v42-1f0c22d9",),
+    "propose": (
+        "kubectl etude propose coder --evalrun coder-v42-1f0c22d9",
+        "kubectl etude propose coder --evalrun held-out --reason 'after the freeze'",
+    ),
     "promote": ("kubectl etude promote coder", "kubectl etude promote coder --version 1.42"),
     "rollback": (
         "kubectl etude rollback coder",
