@@ -16,6 +16,7 @@ from tests.support.feedback.process import FeedbackProcess
 from tests.support.feedback.relays import Relay, nats_server
 
 from etude.feedback.relays.command import RelaySettings
+from etude.feedback.relays.nats_streams import NatsSettings
 
 STREAM, SUBJECT = "feedback", "etude.events"
 DONE_S = 60.0
@@ -210,4 +211,4 @@ async def test_a_queue_or_key_that_is_not_there_is_named(
 def test_a_wrong_setting_is_named(tmp_path: Path, change: dict[str, str], problem: str) -> None:
     relay = Relay("to-nats", FeedbackProcess.prepare(tmp_path), env("nats://127.0.0.1:1"))
     with pytest.raises(ValueError, match=problem):
-        RelaySettings.from_env("to-nats", relay.env | change)
+        (RelaySettings.from_env(relay.env | change), NatsSettings.from_env(relay.env | change))

@@ -1,4 +1,4 @@
-"""A real NATS server, and relays as processes that are killed."""
+"""Real servers of NATS and Kafka, and relays as processes that are killed."""
 
 import asyncio
 import os
@@ -13,13 +13,31 @@ from tests.support import needs
 from tests.support.feedback.process import FeedbackProcess, free_port
 
 ROOT = Path(__file__).parents[3]
-START_S = 30.0
+START_S = 60.0
+CLUSTER = "4L6g3nShT-eMCtK--X86sw"
+JAVA = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+KAFKA_PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+log.dirs={folder}/data
+auto.create.topics.enable=false
+group.initial.rebalance.delay.ms=0
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=1
+"""
 
 
 @asynccontextmanager
 async def nats_server(folder: Path) -> AsyncIterator[str]:
     """A server with JetStream on a folder, by its URL."""
-    binary = _find_nats()
+    binary = _find("nats_server")
     port = free_port()
     process = await asyncio.create_subprocess_exec(
         *(str(binary), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder)),
@@ -33,11 +51,37 @@ async def nats_server(folder: Path) -> AsyncIterator[str]:
         await process.wait()
 
 
-def _find_nats() -> Path:
-    binary: Path = runpy.run_path(str(ROOT / "hack" / "event_servers.py"))["nats_server"]()
-    if not binary.exists():
-        needs.skip("there is no NATS server: `make event-servers` builds one", "event-servers")
-    return binary
+@asynccontextmanager
+async def kafka_broker(folder: Path) -> AsyncIterator[str]:
+    """A broker of one node in KRaft mode, by its address."""
+    jars = _find("kafka_jars")
+    await asyncio.to_thread(folder.mkdir)
+    port, controller = free_port(), free_port()
+    properties = KAFKA_PROPERTIES.format(port=port, controller=controller, folder=folder)
+    (folder / "server.properties").write_text(properties)
+    java = ("java", *JAVA, "-cp", f"{jars}/*")
+    settings = str(folder / "server.properties")
+    words = ("kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", settings)
+    with (folder / "log").open("wb") as log:
+        formatting = await asyncio.create_subprocess_exec(*java, *words, stdout=log, stderr=log)
+        assert await formatting.wait() == 0, (folder / "log").read_text()
+        process = await asyncio.create_subprocess_exec(
+            *java, "kafka.Kafka", settings, stdout=log, stderr=log
+        )
+    try:
+        await _wait_for_port(port)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def _find(server: str) -> Path:
+    place: Path = runpy.run_path(str(ROOT / "hack" / "event_servers.py"))[server]()
+    if not place.exists():
+        why = f"there is no {server}: `make event-servers` gets it (needs Go and Java)"
+        needs.skip(why, "event-servers")
+    return place
 
 
 async def _wait_for_port(port: int) -> None:

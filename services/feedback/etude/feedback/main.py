@@ -6,7 +6,10 @@ from collections.abc import Coroutine
 from etude.common import process
 from etude.feedback.settings import Settings
 
-_USAGE = "usage: etude-feedback [serve], or audit, or key USER SCOPES, or relay from-nats | to-nats"
+_USAGE = (
+    "usage: etude-feedback [serve], or audit, or key USER SCOPES,"
+    " or relay from-nats | to-nats | from-kafka | to-kafka"
+)
 
 
 def main() -> None:
@@ -28,8 +31,8 @@ def _command(arguments: list[str]) -> Coroutine[None, None, None]:
             from etude.feedback.commands.audit import audit
 
             return audit(audit_settings)
-        case ["relay", ("from-nats" | "to-nats") as direction]:
-            return _relay(direction)
+        case ["relay", "from-nats" | "to-nats" | "from-kafka" | "to-kafka" as direction]:
+            return _relay(*direction.split("-"))
         case ["key", user, scopes]:
             from etude.common import api_keys
             from etude.common.errors import UserError
@@ -48,13 +51,24 @@ def _command(arguments: list[str]) -> Coroutine[None, None, None]:
             raise ValueError(_USAGE)
 
 
-def _relay(direction: str) -> Coroutine[None, None, None]:
+def _relay(way: str, kind: str) -> Coroutine[None, None, None]:
+    from etude.feedback.relays.command import RelaySettings, run_relay
+    from etude.feedback.relays.event_places import EventPlace
+
+    place: EventPlace
     try:
-        from etude.feedback.relays.command import RelaySettings, run_relay
+        if kind == "nats":
+            from etude.feedback.relays.nats_streams import NatsSettings
+
+            place = NatsSettings.from_env()
+        else:
+            from etude.feedback.relays.kafka_topics import KafkaSettings
+
+            place = KafkaSettings.from_env()
     except ModuleNotFoundError as error:
-        hint = f"{error.name} is not installed: pip install 'etude[feedback,nats]'"
+        hint = f"{error.name} is not installed: pip install 'etude[feedback,{kind}]'"
         process.exit_with("etude-feedback", hint, process.EXIT_CONFIGURATION)
-    return run_relay(RelaySettings.from_env(direction))
+    return run_relay(RelaySettings.from_env(), place, is_incoming=way == "from")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,26 +11,23 @@ from etude.common import process
 from etude.common.feedback.client import check_address
 from etude.common.settings_fields import parse_count, parse_path
 from etude.feedback.relays.endpoint import FeedbackEndpoint
+from etude.feedback.relays.event_places import EventPlace
 from etude.feedback.relays.incoming import relay_events
-from etude.feedback.relays.nats_streams import NatsLog, NatsQueue, NatsSettings
 from etude.feedback.relays.outgoing import publish_events
 
 _MAX_SEQUENCE = 1 << 62
-_LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelaySettings:
     """Environment variables, read once."""
 
-    direction: str
     endpoint: FeedbackEndpoint = field(repr=False)
     after: int | None
     """Sequence behind which a log without an event begins."""
-    nats: NatsSettings
 
     @classmethod
-    def from_env(cls, direction: str, env: Mapping[str, str] = os.environ) -> Self:
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
         """Read the settings.
 
         Raises:
@@ -50,44 +46,23 @@ class RelaySettings:
         after = None
         if env.get("ETUDE_RELAY_AFTER"):
             after = parse_count(env, "ETUDE_RELAY_AFTER", 0, high=_MAX_SEQUENCE)
-        return cls(
-            direction=direction,
-            endpoint=FeedbackEndpoint(url, key, parse_path(env, "ETUDE_RELAY_CA_FILE")),
-            after=after,
-            nats=_read_nats(env),
-        )
+        endpoint = FeedbackEndpoint(url, key, parse_path(env, "ETUDE_RELAY_CA_FILE"))
+        return cls(endpoint=endpoint, after=after)
 
 
-def _read_nats(env: Mapping[str, str]) -> NatsSettings:
-    url = env["ETUDE_NATS_URL"]
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in {"nats", "tls"} or not parts.hostname:
-        raise ValueError("ETUDE_NATS_URL: is no nats://host:port or tls://host:port")
-    if parts.scheme == "nats" and parts.hostname not in _LOCAL:
-        raise ValueError("ETUDE_NATS_URL: would send what users do in the clear: use tls://")
-    return NatsSettings(
-        url=url,
-        stream=env["ETUDE_NATS_STREAM"],
-        subject=env["ETUDE_NATS_SUBJECT"],
-        consumer=env.get("ETUDE_NATS_CONSUMER", "etude-feedback"),
-        credentials_file=parse_path(env, "ETUDE_NATS_CREDENTIALS"),
-        ca_file=parse_path(env, "ETUDE_NATS_CA_FILE"),
-    )
-
-
-async def run_relay(settings: RelaySettings) -> None:
-    """Hand events on until SIGTERM.
+async def run_relay(settings: RelaySettings, place: EventPlace, *, is_incoming: bool) -> None:
+    """Hand events on until SIGTERM, from a place or to it.
 
     Raises:
-        UserError: queue or log are not there.
+        UserError: the place is not there, or a log lost its newest event.
     """
     stop = asyncio.Event()
     with process.shutdown_signals(stop):
-        if settings.direction == "from-nats":
-            queue = await NatsQueue.open(settings.nats)
+        if is_incoming:
+            queue = await place.open_queue()
             await relay_events(queue, settings.endpoint, stop)
             await queue.close()
         else:
-            log = await NatsLog.open(settings.nats)
+            log = await place.open_log()
             await publish_events(log, settings.endpoint, stop, start=settings.after)
             await log.close()

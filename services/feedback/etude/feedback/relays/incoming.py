@@ -51,7 +51,11 @@ class EventQueue(Protocol):
         ...
 
     async def acknowledge(self, events: Sequence[QueuedEvent]) -> None:
-        """Tell the queue to forget them."""
+        """Tell the queue to forget them; what it delivered besides comes again."""
+        ...
+
+    async def close(self) -> None:
+        """Leave the queue."""
         ...
 
 

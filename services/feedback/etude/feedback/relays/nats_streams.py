@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import os
 import ssl
-from collections.abc import Iterator, Sequence
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,8 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, Header
 
 from etude.common.errors import Problem, UnavailableError, UserError
+from etude.common.settings_fields import parse_path
+from etude.feedback.relays.event_places import is_local
 from etude.feedback.relays.incoming import QueuedEvent
 from etude.feedback.relays.outgoing import LogPosition
 
@@ -38,10 +42,33 @@ class NatsSettings:
     """nats://host:port, or tls://host:port."""
     stream: str
     subject: str
-    consumer: str = "etude-feedback"
+    consumer: str
     """Durable name under which relays share the stream."""
-    credentials_file: Path | None = None
-    ca_file: Path | None = None
+    credentials_file: Path | None
+    ca_file: Path | None
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
+        """Read the settings.
+
+        Raises:
+            KeyError: names a variable that is not set.
+            ValueError: names a variable that is invalid.
+        """
+        url = env["ETUDE_NATS_URL"]
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in {"nats", "tls"} or not parts.hostname:
+            raise ValueError("ETUDE_NATS_URL: is no nats://host:port or tls://host:port")
+        if parts.scheme == "nats" and not is_local(parts.hostname):
+            raise ValueError("ETUDE_NATS_URL: would send what users do in the clear: use tls://")
+        return cls(
+            url=url,
+            stream=env["ETUDE_NATS_STREAM"],
+            subject=env["ETUDE_NATS_SUBJECT"],
+            consumer=env.get("ETUDE_NATS_CONSUMER", "etude-feedback"),
+            credentials_file=parse_path(env, "ETUDE_NATS_CREDENTIALS"),
+            ca_file=parse_path(env, "ETUDE_NATS_CA_FILE"),
+        )
 
     async def connect(self) -> Client:
         """Connect; a connection that is lost later is made again.
@@ -63,6 +90,30 @@ class NatsSettings:
                 )
         except (OSError, TimeoutError, nats.errors.Error) as error:
             raise UserError(self._problem(f"cannot be reached: {error}")) from error
+
+    async def open_queue(self) -> "NatsQueue":
+        """Open the consumer, and make it if there is none.
+
+        Raises:
+            UserError: there is no server, or no such stream.
+        """
+        connection = await self.connect()
+        config = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=ACK_WAIT_S, max_deliver=-1)
+        try:
+            messages = await connection.jetstream().pull_subscribe(
+                self.subject, self.consumer, self.stream, config
+            )
+        except nats.js.errors.NotFoundError as error:
+            raise self.missing_stream() from error
+        return NatsQueue(connection, messages)
+
+    async def open_log(self) -> "NatsLog":
+        """Connect to the server.
+
+        Raises:
+            UserError: there is none.
+        """
+        return NatsLog(await self.connect(), self)
 
     def missing_stream(self) -> UserError:
         """Error for a stream that is not there: its limits are for people to decide."""
@@ -91,23 +142,6 @@ class NatsQueue:
 
     connection: Client
     messages: JetStreamContext.PullSubscription
-
-    @classmethod
-    async def open(cls, settings: NatsSettings) -> Self:
-        """Open the consumer, and make it if there is none.
-
-        Raises:
-            UserError: there is no server, or no such stream.
-        """
-        connection = await settings.connect()
-        config = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=ACK_WAIT_S, max_deliver=-1)
-        try:
-            messages = await connection.jetstream().pull_subscribe(
-                settings.subject, settings.consumer, settings.stream, config
-            )
-        except nats.js.errors.NotFoundError as error:
-            raise settings.missing_stream() from error
-        return cls(connection, messages)
 
     async def fetch(self, limit: int) -> Sequence[QueuedEvent]:
         try:
@@ -142,15 +176,6 @@ class NatsLog:
     settings: NatsSettings
     _last: int = field(default=0, init=False)
     """Number of the subject's newest message in the stream; the next one must follow it."""
-
-    @classmethod
-    async def open(cls, settings: NatsSettings) -> Self:
-        """Connect to the server.
-
-        Raises:
-            UserError: there is none.
-        """
-        return cls(await settings.connect(), settings)
 
     async def read_position(self) -> LogPosition:
         stream, context = self.settings.stream, self.connection.jetstream()

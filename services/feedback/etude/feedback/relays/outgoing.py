@@ -48,6 +48,10 @@ class EventLog(Protocol):
         """Append events behind the position that was read, durably."""
         ...
 
+    async def close(self) -> None:
+        """Leave the log."""
+        ...
+
 
 async def publish_events(
     target: EventLog, endpoint: FeedbackEndpoint, stop: asyncio.Event, *, start: int | None
