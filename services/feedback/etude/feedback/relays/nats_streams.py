@@ -6,7 +6,7 @@ import os
 import ssl
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -165,7 +165,9 @@ class NatsQueue:
             await self.connection.flush()
 
     async def close(self) -> None:
-        await self.connection.close()
+        # A server that is away cannot be told; what is not acknowledged comes again.
+        with suppress(OSError, nats.errors.Error):
+            await self.connection.close()
 
 
 @dataclass(slots=True)
@@ -209,4 +211,6 @@ class NatsLog:
             self._last = stored.seq
 
     async def close(self) -> None:
-        await self.connection.close()
+        # A server that is away cannot be told; what is not acknowledged comes again.
+        with suppress(OSError, nats.errors.Error):
+            await self.connection.close()
