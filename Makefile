@@ -58,7 +58,7 @@ test-system: $(READY) $(if $(ROOT),system-deps) ## everything else short of test
 	$(RUN) pytest -m "not long" --numprocesses=auto tests/contract/chart tests/cluster tests/operator_faults/test_crash_plans.py tests/integration tests/attacks
 
 test-privacy: $(READY) ## redaction, consent, erasure and isolation of feedback against their goals: bench/out/privacy.json
-	$(RUN) pytest tests/unit/feedback tests/unit/common/feedback
+	$(RUN) pytest tests/unit/feedback tests/unit/common/feedback tests/unit/common/test_turn_sealing.py tests/integration/feedback/test_sealed_turns.py
 	$(RUN) python bench/privacy.py
 
 test-gpu: $(READY) ## the kernels on a real GPU (EXTRA=gpu)
