@@ -6,7 +6,6 @@ import sys
 LIGHT = (
     "learner.batches",
     "learner.config",
-    "learner.learning_rate",
     "algorithms.advantages",
     "algorithms.aggregation",
 )
