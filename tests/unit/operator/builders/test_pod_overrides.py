@@ -179,6 +179,7 @@ def own(**fields: Any) -> dict[str, Any]:
         (own(ports=[9100]), "containers[0].ports[0]: must be an object"),
         (own(volumeMounts=["x"]), "containers[0].volumeMounts[0]: must be an object"),
         (own(env=None), "containers[0].env: must be a list"),
+        (own(ports={"containers": None}), "containers[0].ports: must be a list"),
         (own(command=["a", 1]), "containers[0].command: must be a list of text"),
     ],
 )

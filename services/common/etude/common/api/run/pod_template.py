@@ -99,8 +99,9 @@ def shape_errors(spec: Mapping[str, JsonValue], container: str) -> Iterator[str]
         return
     for index, item in enumerate(containers):
         if isinstance(item, dict) and item.get("name") == container:
-            if not isinstance(item.get("env", []), list):
-                yield f"containers[{index}].env: must be a list"
+            for name in ("env", "ports"):
+                if not isinstance(item.get(name, []), list):
+                    yield f"containers[{index}].{name}: must be a list"
             command = item.get("command", [])
             if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
                 yield f"containers[{index}].command: must be a list of text"
