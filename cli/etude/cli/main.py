@@ -9,21 +9,17 @@ import typer
 from etude.cli.examples import epilog
 from etude.cli.output import exit_with_problem
 from etude.cli.verbs import (
-    agent,
     audit,
     compare,
     demo,
     doctor,
     env,
     evaluate,
-    experiment,
-    feedback,
     images,
     lint,
     logs,
     model,
     plan,
-    release,
     report,
     run,
     serve,
@@ -31,6 +27,7 @@ from etude.cli.verbs import (
     tasks,
     weights,
 )
+from etude.cli.verbs.production import agent, experiment, feedback, release
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -1,0 +1,1 @@
+"""Verbs of the production loop: work with a served policy, its feedback, experiments, releases."""
