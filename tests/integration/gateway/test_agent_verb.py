@@ -4,10 +4,12 @@ import asyncio
 import os
 import pty
 import re
+import select
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,14 +118,19 @@ class Terminal:
         pid, self.screen = pty.fork()
         if pid == 0:
             os.chdir(place.folder)
+            # As a shell does: what started the tests may ignore it.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.execve(sys.executable, [*ENTRY, *words], place.env)
         self.pid, self.shown = pid, ""
 
     async def wait_for(self, text: str) -> None:
-        await asyncio.wait_for(asyncio.to_thread(self._read_until, text), LIMIT_S)
+        await asyncio.to_thread(self._read_until, text)
 
     def _read_until(self, text: str) -> None:
+        ends_s = time.monotonic() + LIMIT_S
         while text not in self.shown:
+            left_s = max(0.0, ends_s - time.monotonic())
+            assert select.select([self.screen], [], [], left_s)[0], f"no {text!r}: {self.shown}"
             self.shown += os.read(self.screen, 4096).decode()
         self.shown = self.shown.split(text, 1)[1]
 
