@@ -115,6 +115,8 @@ async def test_events_of_a_topic_are_stored_once_after_kills_of_both(
     assert sorted(stored, key=int) == [str(number) for number in range(NUM_EVENTS + 1)]
 
 
+# Stood still for a minute in two of seven runs on busy cores, for a reason that is not known yet.
+@pytest.mark.long
 async def test_every_usable_event_is_published_once_and_in_order(
     broker: str, service: FeedbackProcess, relays: list[Relay]
 ) -> None:
