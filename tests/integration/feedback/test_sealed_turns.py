@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,10 +54,12 @@ class Loop:
 
 
 @contextlib.asynccontextmanager
-async def running_loop(folder: Path) -> AsyncIterator[Loop]:
+async def running_loop(
+    folder: Path, say: Callable[[str], str] = lambda _: "Done."
+) -> AsyncIterator[Loop]:
     """A gateway over HTTP, an engine and the keys of a ledger over gRPC."""
     chat = ChatFormat.load(TOKENIZER)
-    engine = await start_engine(PlayedEngine(chat, lambda _: "Done."))
+    engine = await start_engine(PlayedEngine(chat, say))
     async with living(Stores()) as intake:
         keys = Server(["etude.v1.TurnKeyService"])
         service = TurnKeyService(intake.ledger)
@@ -102,6 +104,24 @@ async def test_an_erasure_of_feedback_makes_recorded_turns_unreadable_for_ever(
         key = await loop.ledger.user_key(ALICE)
         assert key.generation == 1
         assert loop.read(await loop.gateway.records()) == [None, None]
+
+
+async def test_a_turn_in_which_its_key_expires_is_recorded(tmp_path: Path) -> None:
+    clock = [1_000.0]
+
+    def say(_: str) -> str:
+        clock[0] += 400.0
+        return "Done."
+
+    async with running_loop(tmp_path, say) as loop:
+        recorder = loop.gateway.parts.app.service.recorder
+        assert recorder is not None
+        assert recorder.keys is not None
+        recorder.keys.now_s = lambda: clock[0]
+        await loop.say("Fix it.", "And a test.")
+        records = await loop.gateway.records()
+        assert len(records) == 2
+        assert None not in loop.read(records)
 
 
 async def test_users_are_served_and_not_recorded_while_nothing_gives_keys(tmp_path: Path) -> None:

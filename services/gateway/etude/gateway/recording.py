@@ -54,7 +54,7 @@ class TurnRecorder:
 
     async def wait_prepared(self, caller: KeyOwner) -> None:
         """Wait a moment for what was asked for."""
-        if self.keys is not None:
+        if self.keys is not None and caller.consent:
             await self.keys.wait(caller)
 
     def record(self, turn: SampledTurn) -> None:

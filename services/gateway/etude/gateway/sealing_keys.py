@@ -21,6 +21,7 @@ MAX_AGE_S = 300.0
 _DEADLINE_S = 5.0
 _RETRY_S = 5.0
 """Time without questions after a failed one."""
+_AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 _WAIT_S = 0.2
 """Time that the first turn of a user may wait for a key, beyond its own."""
 _CACHED = 50_000
@@ -45,26 +46,36 @@ class SealingKeys:
     _away_until_s: float = 0.0
 
     def request(self, user: KeyOwner) -> None:
-        """Ask for the key of a user, unless it is known; does not wait."""
+        """Ask for the key of a user, unless it is known and fresh; does not wait.
+
+        Asked again at half its age, so that it does not expire while a turn is sampled.
+        """
         name = (user.tenant, user.user)
-        if self.find(user) is None and name not in self._asking:
+        if not self._is_younger(name, MAX_AGE_S / 2) and name not in self._asking:
             if self.now_s() < self._away_until_s:
                 return
             task = self._asking[name] = asyncio.create_task(self._ask(name))
             task.add_done_callback(lambda _: self._asking.pop(name, None))
 
     async def wait(self, user: KeyOwner) -> None:
-        """Wait a moment for an answer that was asked for."""
+        """Wait a moment for the key of a user, which may have expired since it was asked for."""
+        if self.find(user) is not None:
+            return
+        self.request(user)
         task = self._asking.get((user.tenant, user.user))
         if task is not None:
             await asyncio.wait([task], timeout=_WAIT_S)
 
     def find(self, user: KeyOwner) -> TurnSealer | None:
         """Sealer of a user, if the key is known."""
-        entry = self._entries.get((user.tenant, user.user))
-        if entry is None or self.now_s() - entry.asked_s > MAX_AGE_S:
+        name = (user.tenant, user.user)
+        if not self._is_younger(name, MAX_AGE_S):
             return None
-        return entry.sealer
+        return self._entries[name].sealer
+
+    def _is_younger(self, name: _User, age_s: float) -> bool:
+        entry = self._entries.get(name)
+        return entry is not None and self.now_s() - entry.asked_s <= age_s
 
     async def _ask(self, name: _User) -> None:
         tenant, user = name
@@ -78,9 +89,14 @@ class SealingKeys:
         except (grpc.aio.AioRpcError, ValueError) as error:
             if self._away_until_s <= asked_s:
                 log.warning("turns are not recorded, as no key seals them: %s", error)
-            self._away_until_s = self.now_s() + _RETRY_S
+            # An answer about one user says nothing about others.
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() in _AWAY:
+                self._away_until_s = self.now_s() + _RETRY_S
             return
         self._entries[name] = _Entry(sealer, asked_s)
         self._entries.move_to_end(name)
-        while len(self._entries) > _CACHED:
+        while len(self._entries) > _CACHED or not self._is_younger(
+            next(iter(self._entries)), MAX_AGE_S
+        ):
+            # A data key opens what it sealed: none outlives its use for long.
             self._entries.popitem(last=False)
