@@ -21,7 +21,7 @@ from tests.support.gateway.served import (
 from etude.agent.chat import ChatFormat
 from etude.common.rpc.server import Server
 from etude.feedback.ledger.ledger import FeedbackLedger
-from etude.feedback.turn_keys import TurnKeyService, TurnReader
+from etude.feedback.turn_keys import TurnKeyService, read_turn
 from etude.v1 import turns_pb2, turns_pb2_grpc
 
 TOKENIZER = Path(__file__).parents[2] / "unit" / "agent" / "model"
@@ -49,8 +49,7 @@ class Loop:
             messages.append({"role": "assistant", "content": answer.choices[0].message.content})
 
     def read(self, records: Sequence[turns_pb2.TurnRecord]) -> list[turns_pb2.TurnRecord | None]:
-        reader = TurnReader(self.ledger.keys)
-        return [reader.read(record) for record in records]
+        return [read_turn(record, self.ledger.keys) for record in records]
 
 
 @contextlib.asynccontextmanager

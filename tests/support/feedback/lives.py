@@ -5,7 +5,10 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
+from blake3 import blake3
+from tests.support.feedback import events as examples
 from tests.support.feedback.events import TERMS
 
 from etude.common.api_keys import KeyOwner, KeyScope
@@ -49,6 +52,13 @@ async def living(stores: Stores, *, now_ms: int = NOW_MS) -> AsyncIterator[Event
         writer.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await writer
+
+
+async def send(intake: EventIntake, kind: str, user: str, **fields: Any) -> int:
+    """Send one event, with an id that its content gives; returns its status."""
+    name = blake3(f"{kind}-{user}-{fields}".encode()).hexdigest()[:8]
+    (answer,) = await intake.take([examples.encoded(kind, id=name, user=user, **fields)], SERVER)
+    return answer.status
 
 
 def read_all(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.errors import CorruptError
-from etude.common.turn_sealing import TurnKey, TurnOpener, TurnSealer, derive_public_key
+from etude.common.turn_sealing import TurnKey, TurnSealer, derive_public_key, open_turn
 from etude.v1 import turns_pb2
 
 _IDS = st.lists(st.integers(0, 2**31 - 1), max_size=50)
@@ -40,7 +40,7 @@ def test_a_sealed_turn_opens_to_what_it_was_without_the_name_of_its_user(
     assert (record.sealed.num_tokens, record.sealed.key_generation) == (len(sampled), 2)
     expected = _record(prompt, sampled)
     expected.user, expected.user_digest = "", "0f" * 16
-    assert TurnOpener().open(record, _KEY) == expected
+    assert open_turn(record, _KEY) == expected
 
 
 def test_stored_bytes_hold_neither_the_tokens_nor_the_name() -> None:
@@ -54,7 +54,7 @@ def test_another_key_opens_nothing() -> None:
     record = _record([1], [2])
     _sealer().seal(record)
     with pytest.raises(CorruptError, match="turn-1: does not decrypt"):
-        TurnOpener().open(record, os.urandom(32))
+        open_turn(record, os.urandom(32))
 
 
 @pytest.mark.parametrize("part", ["writer_key", "nonce", "ciphertext"])
@@ -68,7 +68,7 @@ def test_a_damaged_turn_is_refused(part: str, data: st.DataObject) -> None:
     stored[place] ^= data.draw(st.integers(1, 0x7F if part == "writer_key" else 0xFF))
     setattr(record.sealed, part, bytes(stored))
     with pytest.raises(CorruptError):
-        TurnOpener().open(record, _KEY)
+        open_turn(record, _KEY)
 
 
 @given(writer_key=st.binary(max_size=64), text=st.binary(max_size=64))
@@ -77,7 +77,7 @@ def test_whatever_a_store_returns_is_refused_by_name(writer_key: bytes, text: by
     record.sealed.writer_key, record.sealed.ciphertext = writer_key, text
     record.sealed.nonce = bytes(12)
     with pytest.raises(CorruptError):
-        TurnOpener().open(record, _KEY)
+        open_turn(record, _KEY)
 
 
 def test_the_tokens_of_one_turn_do_not_open_as_another_s() -> None:
@@ -88,4 +88,4 @@ def test_the_tokens_of_one_turn_do_not_open_as_another_s() -> None:
     sealer.seal(second)
     second.sealed.CopyFrom(first.sealed)
     with pytest.raises(CorruptError, match="turn-2"):
-        TurnOpener().open(second, _KEY)
+        open_turn(second, _KEY)

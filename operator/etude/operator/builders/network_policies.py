@@ -178,26 +178,16 @@ def route_policies(
         )
         for channel in channels
     ]
+    to_services = [*store, *to_engines, _to(feedback, names.FEEDBACK)]
+    from_callers = [
+        public[names.FEEDBACK],
+        _from_operator(operator_namespace, names.FEEDBACK),
+        _from([gateway], names.FEEDBACK),
+    ]
     return [
         *engines,
-        _policy(
-            route,
-            names.GATEWAY,
-            gateway,
-            [public[names.GATEWAY]],
-            [*store, *to_engines, _to(feedback, names.FEEDBACK)],
-        ),
-        _policy(
-            route,
-            names.FEEDBACK,
-            feedback,
-            [
-                public[names.FEEDBACK],
-                _from_operator(operator_namespace, names.FEEDBACK),
-                _from([gateway], names.FEEDBACK),
-            ],
-            store,
-        ),
+        _policy(route, names.GATEWAY, gateway, [public[names.GATEWAY]], to_services),
+        _policy(route, names.FEEDBACK, feedback, from_callers, store),
     ]
 
 

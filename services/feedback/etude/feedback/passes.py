@@ -10,7 +10,6 @@ from etude.common.errors import EtudeError, FencedError
 
 log = logging.getLogger(__name__)
 
-
 LARGEST_SHARE = 0.1
 """Of a core, for passes that take longer the more they read."""
 

@@ -1,14 +1,14 @@
 """Keys of recorded turns: given to gateways for sealing, and used here for reading."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from typing_extensions import override
 
 from etude.common.errors import CorruptError, InvalidFieldError
-from etude.common.turn_sealing import TurnOpener, derive_public_key
+from etude.common.turn_sealing import derive_public_key, open_turn
 from etude.feedback.ledger.ledger import FeedbackLedger
 from etude.feedback.ledger.user_keys import LedgerSecret, UserId, UserKeys
 from etude.v1 import turns_pb2, turns_pb2_grpc
@@ -44,27 +44,20 @@ class TurnKeyService(turns_pb2_grpc.TurnKeyServiceServicer):
         )
 
 
-@dataclass(slots=True)
-class TurnReader:
-    """Reads recorded turns with the keys of their users; blocks, and belongs to one thread."""
+def read_turn(record: turns_pb2.TurnRecord, keys: UserKeys) -> turns_pb2.TurnRecord | None:
+    """The record with its tokens; None if its user was erased since; blocks.
 
-    keys: UserKeys
-    _opener: TurnOpener = field(default_factory=TurnOpener)
-
-    def read(self, record: turns_pb2.TurnRecord) -> turns_pb2.TurnRecord | None:
-        """The record with its tokens; None if its user was erased since.
-
-        Raises:
-            CorruptError: the record or the key of its user is damaged.
-            StoreError: the store of keys did not answer.
-        """
-        if not record.HasField("sealed"):
-            return record
-        user = find_user(record, self.keys.secret)
-        if user is None:
-            raise CorruptError(f"turn {record.turn_id} names no user")
-        key = self.keys.find(user, record.sealed.key_generation)
-        return None if key is None else self._opener.open(record, key)
+    Raises:
+        CorruptError: the record or the key of its user is damaged.
+        StoreError: the store of keys did not answer.
+    """
+    if not record.HasField("sealed"):
+        return record
+    user = find_user(record, keys.secret)
+    if user is None:
+        raise CorruptError(f"turn {record.turn_id} names no user")
+    key = keys.find(user, record.sealed.key_generation)
+    return None if key is None else open_turn(record, key)
 
 
 def find_user(record: turns_pb2.TurnRecord, secret: LedgerSecret) -> UserId | None:

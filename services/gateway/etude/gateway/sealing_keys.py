@@ -95,8 +95,12 @@ class SealingKeys:
             return
         self._entries[name] = _Entry(sealer, asked_s)
         self._entries.move_to_end(name)
-        while len(self._entries) > _CACHED or not self._is_younger(
-            next(iter(self._entries)), MAX_AGE_S
-        ):
-            # A data key opens what it sealed: none outlives its use for long.
-            self._entries.popitem(last=False)
+        self._drop_old()
+
+    def _drop_old(self) -> None:
+        """Forget keys that are too old, and the oldest of too many: a data key opens, too."""
+        while self._entries:
+            oldest = next(iter(self._entries))
+            if len(self._entries) <= _CACHED and self._is_younger(oldest, MAX_AGE_S):
+                return
+            del self._entries[oldest]

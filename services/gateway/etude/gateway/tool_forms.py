@@ -82,8 +82,11 @@ class ToolForms:
         key = json.dumps([tool_format, tools])
         form = self._forms.get(key)
         if form is None:
-            find = _find_harness_form if tool_format else _find_form
-            form = self._forms[key] = find(self.chat, tools, tool_format)
+            form = self._forms[key] = (
+                _find_harness_form(self.chat, tools, tool_format)
+                if tool_format
+                else _find_form(self.chat, tools)
+            )
             if len(self._forms) > MAX_FORMS:
                 self._forms.popitem(last=False)
         self._forms.move_to_end(key)
@@ -108,7 +111,7 @@ def _find_harness_form(
     return ToolForm(native.tool_format, native.shown, names_malformed=True)
 
 
-def _find_form(chat: ChatFormat, tools: Sequence[Schema], _: ToolFormatName) -> ToolForm:
+def _find_form(chat: ChatFormat, tools: Sequence[Schema]) -> ToolForm:
     schemas: dict[str, Schema] = {}
     for index, tool in enumerate(tools):
         function = tool.get("function")

@@ -5,11 +5,10 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.feedback import events as examples
-from tests.support.feedback.lives import NOW_MS, SECRET, SERVER, Stores, living
+from tests.support.feedback import lives
+from tests.support.feedback.lives import NOW_MS, SECRET, Stores, living
 from tests.support.feedback.turns import serve_version, turn, write_turns
 
 from etude.common.feedback import windows
@@ -25,9 +24,7 @@ USERS = ("a", "b", "c", "d")
 
 async def send(intake: EventIntake, kind: str, user: str, **fields: Any) -> None:
     """Send one event, which is stored."""
-    name = blake3(f"{kind}-{user}-{fields}".encode()).hexdigest()[:8]
-    (answer,) = await intake.take([examples.encoded(kind, id=name, user=user, **fields)], SERVER)
-    assert answer.status == 202
+    assert await lives.send(intake, kind, user, **fields) == 202
 
 
 def build(intake: EventIntake, *, now_ms: int = SETTLED_MS) -> WindowBuilder:

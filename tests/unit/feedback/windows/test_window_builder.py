@@ -2,12 +2,9 @@
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
-from blake3 import blake3
-from tests.support.feedback import events as examples
-from tests.support.feedback.lives import NOW_MS, SECRET, SERVER, Stores, living
+from tests.support.feedback.lives import NOW_MS, SECRET, Stores, living, send
 from tests.support.feedback.turns import serve_version, turn, write_turns
 from typing_extensions import override
 
@@ -40,16 +37,6 @@ HORIZON_S = 100.0
 RULES = WindowRules(num_rollouts=4, min_rollouts=2, max_age_s=1_000, horizon_s=HORIZON_S)
 SETTLED_MS = NOW_MS + 200_000
 USERS = ("a", "b", "c", "d")
-
-
-async def send(intake: EventIntake, kind: str, user: str, **fields: Any) -> int:
-    """Send one event; returns its status."""
-    name = f"{kind}-{user}-{fields}"
-    (answer,) = await intake.take(
-        [examples.encoded(kind, id=blake3(name.encode()).hexdigest()[:8], user=user, **fields)],
-        SERVER,
-    )
-    return answer.status
 
 
 def build(intake: EventIntake, *, now_ms: int = SETTLED_MS) -> WindowBuilder:

@@ -63,13 +63,7 @@ def work(  # noqa: PLR0913 - a verb has as many parameters as it has options
     Ctrl-C stops the work on an instruction. Prompt, tools and results are those of training.
     """
     is_terminal = sys.stdin.isatty()
-    if not prompt and not is_terminal:
-        fix = "give the work: etude agent work FOLDER … 'Fix the date'"
-        _refuse("Usage", "there is no terminal to talk on", fix)
-    if not folder.is_dir():
-        _refuse("NotFound", f"{folder} is no folder", "name the folder to work in")
-    if not key:
-        _refuse("Forbidden", "there is no API key", "export ETUDE_API_KEY=etude_…")
+    _check_work(folder, key, can_talk=bool(prompt) or is_terminal)
     from etude.agent.interactive.gateway_policy import GatewayAddress, GatewayPolicy
     from etude.agent.interactive.session import AgentSession, ConversationEvents
     from etude.agent.toolsets import toolset
@@ -91,6 +85,21 @@ def work(  # noqa: PLR0913 - a verb has as many parameters as it has options
         conversation.work_once(prompt)
     else:
         conversation.converse()
+
+
+def _check_work(folder: Path, key: str, *, can_talk: bool) -> None:
+    """Check what work needs, before anything large is imported.
+
+    Raises:
+        UserError: something is missing.
+    """
+    if not can_talk:
+        fix = "give the work: etude agent work FOLDER … 'Fix the date'"
+        _refuse("Usage", "there is no terminal to talk on", fix)
+    if not folder.is_dir():
+        _refuse("NotFound", f"{folder} is no folder", "name the folder to work in")
+    if not key:
+        _refuse("Forbidden", "there is no API key", "export ETUDE_API_KEY=etude_…")
 
 
 @app.command(epilog=epilog("agent consent"))

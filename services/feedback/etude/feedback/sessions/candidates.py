@@ -22,7 +22,7 @@ from etude.feedback.sessions.review import (
     SessionReview,
     find_refusals,
 )
-from etude.feedback.turn_keys import TurnReader, find_user
+from etude.feedback.turn_keys import find_user, read_turn
 from etude.feedback.windows.feeds import TurnFeed
 from etude.v1 import turns_pb2
 
@@ -65,11 +65,9 @@ class SessionFinder:
     options: CandidateOptions
     _reader: PieceReader | None = field(init=False)
     _redactor: Redactor = field(init=False)
-    _turns: TurnReader = field(init=False)
 
     def __post_init__(self) -> None:
         chat = self.chat
-        self._turns = TurnReader(self.ledger.keys)
         self._reader = None if chat is None else PieceReader.of(chat, list_schemas())
         self._redactor = Redactor(self.ledger.secret.redaction_key(self.options.tenant))
 
@@ -132,7 +130,7 @@ class SessionFinder:
         prompt: tuple[int, ...] = ()
         if is_kept and not record.num_prefix_tokens:
             try:
-                readable = self._turns.read(record)
+                readable = read_turn(record, self.ledger.keys)
             except CorruptError as error:
                 log.warning("a turn is left out: %s", error)
                 return None

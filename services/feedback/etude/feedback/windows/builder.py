@@ -19,7 +19,6 @@ from etude.common.feedback.windows import WindowManifest
 from etude.feedback import metrics
 from etude.feedback.ledger.ledger import FeedbackLedger
 from etude.feedback.ledger.user_keys import UserId
-from etude.feedback.turn_keys import TurnReader
 from etude.feedback.windows.assembly import UntrainableError
 from etude.feedback.windows.draft import StoredRollout, WindowDraft
 from etude.feedback.windows.feeds import ErasureItem, LedgerFeed, TurnFeed
@@ -58,7 +57,7 @@ class WindowBuilder:
         self._versions = ServedVersions(self.store)
         self._ledger_feed = LedgerFeed(self.ledger)
         self._turn_feed = TurnFeed(self.store)
-        self._objects = RolloutObjects(self.store, TurnReader(self.ledger.keys))
+        self._objects = RolloutObjects(self.store, self.ledger.keys)
 
     @property
     def store(self) -> Store:

@@ -11,9 +11,9 @@ from etude.common.blobs import MAX_CREATE_BYTES, MissingError, Store
 from etude.common.errors import CorruptError
 from etude.common.feedback import windows
 from etude.common.weights.protocol import records
-from etude.feedback.ledger.user_keys import UserId
+from etude.feedback.ledger.user_keys import UserId, UserKeys
 from etude.feedback.signals.history import RolloutHistory
-from etude.feedback.turn_keys import TurnReader
+from etude.feedback.turn_keys import read_turn
 from etude.feedback.windows.assembly import UntrainableError, assemble_rollout
 from etude.feedback.windows.waiting import ERASED, Erasure
 from etude.v1 import turns_pb2
@@ -27,7 +27,8 @@ class RolloutObjects:
     """Writes the objects of rollouts; blocks."""
 
     store: Store
-    reader: TurnReader
+    keys: UserKeys
+    """Of the users whose turns are sealed."""
     _segments: "OrderedDict[str, turns_pb2.TurnSegment]" = field(default_factory=OrderedDict)
 
     def write(self, history: RolloutHistory) -> str:
@@ -65,7 +66,7 @@ class RolloutObjects:
         for turn in history.turns:
             sealed = self._read_segment(turn.place.key).turns[turn.place.position]
             try:
-                record = self.reader.read(sealed)
+                record = read_turn(sealed, self.keys)
             except CorruptError as error:
                 raise UntrainableError("IncompleteTurns", str(error)) from error
             if record is None:

@@ -12,9 +12,8 @@ from etude.feedback.windows.waiting import WaitingRollouts
 
 FEWEST_USERS = 2
 """Of a window: a user's rollouts are compared with those of others."""
-
-
 OTHER_TENANT = "OtherTenant"
+"""Mask of rollouts of another tenant than the one whose windows these are."""
 
 
 class SettledRollout(NamedTuple):
