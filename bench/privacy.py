@@ -33,7 +33,7 @@ from tests.support.feedback import events as examples
 from tests.support.feedback.lives import SERVER, Stores, living, read_all
 from tests.support.feedback.planted_secrets import PERSONAL, is_left, plant
 
-from etude.feedback.redact.redactor import Redactor
+from etude.common.redact.redactor import Redactor
 
 ROOT = Path(__file__).parents[1]
 TEXT_BYTES = 4_096

@@ -15,10 +15,10 @@ from etude.agent.chat import ChatFormat
 from etude.common.api.storage import StoreAccess
 from etude.common.blobs import Store
 from etude.common.errors import EtudeError, UserError
+from etude.common.redact.redactor import Redactor
 from etude.common.stores import open_source
 from etude.feedback.ledger.reading import LedgerReader
 from etude.feedback.ledger.user_keys import LedgerSecret, UserId
-from etude.feedback.redact.redactor import Redactor
 from etude.feedback.sessions import review as reviews
 from etude.feedback.sessions import task_records
 from etude.feedback.sessions.candidates import (

@@ -11,13 +11,13 @@ import pydantic_core
 from etude.common.api_keys import KeyOwner, KeyScope
 from etude.common.errors import CorruptError, InvalidFieldError, StoreError, UnavailableError
 from etude.common.feedback.events import MAX_EVENT_BYTES, AnyEvent, parse_event
+from etude.common.redact.redactor import Redactor
 from etude.feedback import metrics
 from etude.feedback.ledger.consent import ConsentDecision, ConsentRefusal, decide_consent
 from etude.feedback.ledger.ledger import FeedbackLedger, NewEvent, UserKey
 from etude.feedback.ledger.sealing import content_digest
 from etude.feedback.ledger.state import UserConsent
 from etude.feedback.ledger.user_keys import UserId
-from etude.feedback.redact.redactor import Redactor
 
 MAX_PENDING = 20_000
 MAX_PENDING_BYTES = 256 << 20

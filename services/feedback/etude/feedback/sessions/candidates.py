@@ -11,9 +11,9 @@ from etude.agent.toolsets import list_schemas
 from etude.common import turn_log
 from etude.common.blobs import Store
 from etude.common.errors import CorruptError
+from etude.common.redact.redactor import Redactor
 from etude.feedback.ledger.reading import LedgerReader
 from etude.feedback.ledger.user_keys import UserId
-from etude.feedback.redact.redactor import Redactor
 from etude.feedback.sessions.kept_change import KINDS, SessionEvents
 from etude.feedback.sessions.patches import join_patches
 from etude.feedback.sessions.review import (

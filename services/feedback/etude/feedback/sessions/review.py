@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from etude.common.errors import Problem, UserError
-from etude.feedback.redact.redactor import Redactor
+from etude.common.redact.redactor import Redactor
 
 MAX_REQUEST_CHARS = 400
 MAX_REVIEW_BYTES = 32 << 20

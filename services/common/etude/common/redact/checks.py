@@ -3,7 +3,7 @@
 import ipaddress
 import itertools
 
-from etude.feedback.redact.patterns import compile_pattern
+from etude.common.redact.patterns import compile_pattern
 
 _STAND_IN = compile_pattern(
     r"(?i)^\$[{(]?[a-z_]|^\$\$|\{\{?[a-z_][\w. -]*\}|^<[^>]*>$|^%\(?\w|^[*]+$|^x+$|^[\w.]+[(\[]|⟦"

@@ -1,8 +1,8 @@
 """Credentials that their surroundings give away: headers, URLs, assignments, key files."""
 
-from etude.feedback.redact import checks
-from etude.feedback.redact.patterns import compile_pattern
-from etude.feedback.redact.rule import Rule, RuleGroup
+from etude.common.redact import checks
+from etude.common.redact.patterns import compile_pattern
+from etude.common.redact.rule import Rule, RuleGroup
 
 _NAME = (
     r"(?:password|passwd|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key"

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from etude.feedback.redact import checks
-from etude.feedback.redact.patterns import Pattern
+from etude.common.redact import checks
+from etude.common.redact.patterns import Pattern
 
 Check = Callable[[bytes], bool]
 

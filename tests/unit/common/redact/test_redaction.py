@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 from tests.support.feedback.planted_secrets import FORMATS, is_left, plant
 
-from etude.feedback.redact.redactor import Redactor
+from etude.common.redact.redactor import Redactor
 
 ROOT = Path(__file__).parents[4]
 REDACTOR = Redactor(bytes(32))

@@ -1,8 +1,8 @@
 """Personal data: addresses, telephone numbers, numbers of cards."""
 
-from etude.feedback.redact import checks
-from etude.feedback.redact.patterns import compile_pattern
-from etude.feedback.redact.rule import Rule, RuleGroup
+from etude.common.redact import checks
+from etude.common.redact.patterns import compile_pattern
+from etude.common.redact.rule import Rule, RuleGroup
 
 _BEFORE = r"(?:^|[^\w.+/=-])"
 _AFTER = r"(?:[^\w.-]|\.?$|\.\s)"

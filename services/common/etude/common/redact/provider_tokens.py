@@ -3,9 +3,9 @@
 The prefixes are those that the providers document for scanners of secrets.
 """
 
-from etude.feedback.redact import checks
-from etude.feedback.redact.patterns import compile_pattern, compile_words
-from etude.feedback.redact.rule import Rule, RuleGroup
+from etude.common.redact import checks
+from etude.common.redact.patterns import compile_pattern, compile_words
+from etude.common.redact.rule import Rule, RuleGroup
 
 _TOKENS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("aws-access-key", r"(?:AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{16}\b", ("akia", "asia", "abia", "acca")),

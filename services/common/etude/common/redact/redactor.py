@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from etude.feedback.redact.credentials import CREDENTIALS
-from etude.feedback.redact.personal_data import PERSONAL_DATA, PERSONAL_NUMBERS
-from etude.feedback.redact.provider_tokens import PROVIDER_TOKENS
-from etude.feedback.redact.rule import Rule, RuleGroup
+from etude.common.redact.credentials import CREDENTIALS
+from etude.common.redact.personal_data import PERSONAL_DATA, PERSONAL_NUMBERS
+from etude.common.redact.provider_tokens import PROVIDER_TOKENS
+from etude.common.redact.rule import Rule, RuleGroup
 
 RULES = (PROVIDER_TOKENS, CREDENTIALS, PERSONAL_DATA, PERSONAL_NUMBERS)
 
