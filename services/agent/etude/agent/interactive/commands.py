@@ -35,6 +35,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "TERM": "dumb",
 }
 """Variables that change what programs print, as sandboxes set them."""
+HIDDEN = frozenset({"ETUDE_API_KEY"})
+"""Variables that commands do not get: the gateway is sent what they print, and may record it."""
 
 
 class _Edges(NamedTuple):
@@ -54,11 +56,12 @@ class CommandRunner:
     async def run(self, command: str, timeout_s: float) -> ExecResult:
         """Run one command to its end; nothing of its process group outlives it."""
         with tempfile.TemporaryFile() as output:
+            shared = {k: v for k, v in self.environment.items() if k not in HIDDEN}
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             process = await asyncio.create_subprocess_exec(
                 *("/bin/sh", "-c", command),
                 cwd=self.folder,
-                env={**self.environment, **ENVIRONMENT},
+                env={**shared, **ENVIRONMENT},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
