@@ -75,9 +75,8 @@ class TerminalConversation:
             say(format_error(error))
 
     def _work(self, instruction: str) -> None:
-        events = self.session.events
-        if events.client is not None:
-            observe_edits(self.home.journal, events.client, self.home.read_secret())
+        if client := self.session.events.open_client():
+            observe_edits(self.home.journal, client, self.home.read_secret())
         ending = self._runner.run(self.session.work(instruction))
         if ending in _ENDS:
             say(_ENDS[ending])
@@ -89,8 +88,8 @@ class TerminalConversation:
             with self._runner:
                 yield
         finally:
-            if self.session.events.client is not None:
-                flush_events(self.session.events.client)
+            if client := self.session.events.open_client():
+                flush_events(client)
 
 
 def flush_events(client: EventClient) -> bool:

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 from etude.agent.interactive.consent import AgentState, StoredConsent
+from etude.agent.interactive.gateway_policy import GatewayAddress, GatewayPolicy
+from etude.agent.interactive.session import ConversationEvents
+from etude.agent.interactive.user_workspace import Decision, make_edit
+from etude.agent.toolsets import toolset
 from etude.common.errors import UserError
 
 DECISION = StoredConsent(
@@ -74,3 +78,23 @@ def test_the_secret_of_hashes_is_made_once(state: AgentState) -> None:
     assert state.read_secret() == AgentState(state.folder).read_secret()
     assert [file.name for file in state.folder.iterdir()] == ["secret"]
     assert (state.folder / "secret").stat().st_mode & 0o077 == 0
+
+
+def test_a_conversation_that_goes_on_collects_nothing_more_once_consent_is_taken_back(
+    state: AgentState, tmp_path: Path
+) -> None:
+    state.store_consent(DECISION)
+    address = GatewayAddress(url="http://127.0.0.1:1", model="m", key="key")
+    policy = GatewayPolicy(address, toolset("Standard"), "Xml", 10)
+    events = ConversationEvents(state.open_client("key"), state, tmp_path, policy)
+    events.add("shown")
+    assert state.spool.read_counts().waiting_bytes > 0
+    with pytest.raises(OSError, match="refused"):
+        AgentState(state.folder).revoke("key", at="2026-11-02T08:00:00.000+00:00")
+    events.add("shown")
+    events.note_edit(make_edit("a.py", None, b"x = 1\n"), Decision.ACCEPTED)
+    policy.num_turns = 1
+    events.close("Closed")
+    assert state.spool.read_counts().waiting_bytes == 0
+    assert state.journal.list_files() == []
+    assert events.open_client() is None

@@ -65,10 +65,19 @@ class ConversationEvents(DecisionListener):
         """Number of the policy's last turn."""
         return max(0, self.policy.num_turns - 1)
 
+    def open_client(self) -> EventClient | None:
+        """Open the client; None without consent, which another process may have taken back.
+
+        Raises:
+            UserError: the stored decision is damaged.
+        """
+        stored = self.state.read_consent() if self.client else None
+        return self.client if stored is not None and stored.granted else None
+
     def add(self, kind: str, **payload: object) -> None:
         """Add an event about the last turn."""
-        if self.client is not None:
-            self.client.add(kind, {"turn": self.turn, **payload}, self._context())
+        if client := self.open_client():
+            client.add(kind, {"turn": self.turn, **payload}, self._context())
 
     @override
     def note_command(self, decision: Decision) -> None:
@@ -83,7 +92,7 @@ class ConversationEvents(DecisionListener):
     @override
     def note_edit(self, edit: Edit, decision: Decision) -> None:
         """Tell of an edit that was shown, decided on, and made or not."""
-        if self.client is None:
+        if self.open_client() is None:
             return
         self._note_decision(decision, num_lines=len(edit.diff))
         if decision is Decision.REJECTED or edit.is_deletion:
@@ -131,8 +140,9 @@ class ConversationEvents(DecisionListener):
 
     def close(self, outcome: str) -> None:
         """Tell of the end of the task: Closed, Abandoned, Merged or Reverted."""
-        if self.client is not None and self.policy.num_turns:
-            self.client.add("task_closed", {"outcome": outcome}, self._context())
+        client = self.open_client()
+        if client is not None and self.policy.num_turns:
+            client.add("task_closed", {"outcome": outcome}, self._context())
 
     def _context(self) -> EventContext:
         return EventContext(self.subject, self.policy.rollout, self.policy.policy_version)
