@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 from tests.support.weights.publishing import TrainedPolicy
 
+from etude.agent.interactive.user_workspace import Decision, make_edit
+from etude.cli.agent.screen import TerminalInput, TextScreen
 from etude.cli.output import SafeConsole, escape_controls, say
 from etude.common import weights
 from etude.common.blobs import open_store
@@ -52,6 +54,17 @@ def test_every_way_to_print_shows_a_text_and_obeys_none(name: str) -> None:
         assert escape_controls(name) in drawn(thing)
     for thing in (name, Text(name), table(name), table(Text(name)), Panel(name, title=Text(name))):
         assert not any(c in drawn(thing) for c in "\x1b\x07\x9b\u202e")
+
+
+async def test_a_question_shows_the_path_that_a_policy_names_and_obeys_it_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"n\n")
+    screen = TextScreen(accepts_edits=False, accepts_commands=False, ask=TerminalInput(reading).ask)
+    edit = make_edit("a\x1b[2K\r\nb.txt", None, b"x\n")
+    assert await screen.decide_edit(edit) is Decision.REJECTED
+    assert capsys.readouterr().err == "edit a␛[2K␍␊b.txt? [y/N] "
 
 
 def test_a_message_shows_control_characters_instead_of_sending_them(

@@ -14,7 +14,7 @@ from etude.agent.interactive.session import Screen
 from etude.agent.interactive.user_workspace import Approver, Decision, Edit
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.turns import ToolCall
-from etude.cli.output import SafeConsole, console, say
+from etude.cli.output import SafeConsole, console, escape_controls, say
 
 MAX_SHOWN_LINES = 400
 """Lines of one diff; the rest is counted."""
@@ -118,5 +118,6 @@ class TerminalInput:
 
 
 def _write(question: str) -> None:
-    sys.stderr.write(question)
+    """Write a question, in which the policy may have named a path: on one line, as it is."""
+    sys.stderr.write(escape_controls(question).replace("\n", "␊"))
     sys.stderr.flush()
