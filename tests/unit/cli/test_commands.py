@@ -38,6 +38,15 @@ def test_an_unknown_run_is_not_found_and_says_how_to_name_one(tmp_path: Path) ->
     assert "fix: give a folder" in done.stderr
 
 
+@pytest.mark.parametrize("key", ["etude_1\n2", "“etude_1”"])
+def test_a_key_that_no_header_can_have_is_refused_and_not_shown(tmp_path: Path, key: str) -> None:
+    words = ("agent", "work", ".", "hi", "--gateway", "http://127.0.0.1:1", "--model", "m")
+    done = etude(*words, cwd=tmp_path, env={**os.environ, "ETUDE_API_KEY": key})
+    assert done.returncode == 4
+    assert "fix: export ETUDE_API_KEY" in done.stderr
+    assert "etude_1" not in done.stderr
+
+
 def test_a_folder_without_a_model_is_refused_before_anything_heavy_starts(tmp_path: Path) -> None:
     done = etude("serve", str(tmp_path))
     assert done.returncode == 3

@@ -20,8 +20,29 @@ app = typer.Typer(
     help="Work with a served policy in a folder of your own.",
     epilog=epilog("agent"),
 )
+
+
+def _check_key(key: str) -> str:
+    """Check that a header can have the key.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if not key.isascii() or not key.isprintable():
+        fix = "export ETUDE_API_KEY=etude_…, on one line and without quotes around it"
+        what = "holds characters that no API key has"
+        raise UserError(Problem("InvalidArgument", what, "--key", fix))
+    return key
+
+
 Key = Annotated[
-    str, typer.Option("--key", envvar="ETUDE_API_KEY", help="API key; better in ETUDE_API_KEY.")
+    str,
+    typer.Option(
+        "--key",
+        envvar="ETUDE_API_KEY",
+        callback=_check_key,
+        help="API key; better in ETUDE_API_KEY.",
+    ),
 ]
 StateFolder = Annotated[
     Path | None,

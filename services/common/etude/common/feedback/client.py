@@ -356,9 +356,14 @@ def check_address(url: str) -> None:
     Raises:
         ValueError: it is no address of HTTP, or the key would leave this machine unencrypted.
     """
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError("is no address that begins with https:// or http://")
+    problem = "is no address that begins with https:// or http://"
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_address = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port or an IPv6 address
+        raise ValueError(problem) from None
+    if not is_address:
+        raise ValueError(problem)
     if parts.scheme == "http" and parts.hostname not in {"127.0.0.1", "::1", "localhost"}:
         raise ValueError("is not on this machine, and http:// would show the API key: use https://")
 
