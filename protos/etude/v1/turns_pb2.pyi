@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TurnRecord(_message.Message):
-    __slots__ = ("turn_id", "rollout_id", "branch", "parent_branch", "compaction_of", "tenant", "user", "consent", "arm", "experiment", "is_side", "time_unix_nanos", "config_hash", "num_prefix_tokens", "prompt_token_ids", "token_ids", "logprobs", "spans", "finish_reason", "temperature", "num_calls", "num_broken_calls", "asks_question", "user_digest", "sealed")
+    __slots__ = ("turn_id", "rollout_id", "branch", "parent_branch", "compaction_of", "tenant", "user", "consent", "arm", "experiment", "is_side", "time_unix_nanos", "config_hash", "num_prefix_tokens", "prompt_token_ids", "token_ids", "logprobs", "spans", "finish_reason", "temperature", "num_calls", "num_broken_calls", "asks_question", "user_digest", "sealed", "withheld")
     TURN_ID_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
     BRANCH_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class TurnRecord(_message.Message):
     ASKS_QUESTION_FIELD_NUMBER: _ClassVar[int]
     USER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
+    WITHHELD_FIELD_NUMBER: _ClassVar[int]
     turn_id: str
     rollout_id: str
     branch: str
@@ -60,7 +61,16 @@ class TurnRecord(_message.Message):
     asks_question: bool
     user_digest: str
     sealed: SealedTokens
-    def __init__(self, turn_id: _Optional[str] = ..., rollout_id: _Optional[str] = ..., branch: _Optional[str] = ..., parent_branch: _Optional[str] = ..., compaction_of: _Optional[str] = ..., tenant: _Optional[str] = ..., user: _Optional[str] = ..., consent: _Optional[str] = ..., arm: _Optional[str] = ..., experiment: _Optional[str] = ..., is_side: _Optional[bool] = ..., time_unix_nanos: _Optional[int] = ..., config_hash: _Optional[bytes] = ..., num_prefix_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., spans: _Optional[_Iterable[_Union[_weights_pb2.PolicySpan, _Mapping]]] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., temperature: _Optional[float] = ..., num_calls: _Optional[int] = ..., num_broken_calls: _Optional[int] = ..., asks_question: _Optional[bool] = ..., user_digest: _Optional[str] = ..., sealed: _Optional[_Union[SealedTokens, _Mapping]] = ...) -> None: ...
+    withheld: WithheldTokens
+    def __init__(self, turn_id: _Optional[str] = ..., rollout_id: _Optional[str] = ..., branch: _Optional[str] = ..., parent_branch: _Optional[str] = ..., compaction_of: _Optional[str] = ..., tenant: _Optional[str] = ..., user: _Optional[str] = ..., consent: _Optional[str] = ..., arm: _Optional[str] = ..., experiment: _Optional[str] = ..., is_side: _Optional[bool] = ..., time_unix_nanos: _Optional[int] = ..., config_hash: _Optional[bytes] = ..., num_prefix_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., spans: _Optional[_Iterable[_Union[_weights_pb2.PolicySpan, _Mapping]]] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., temperature: _Optional[float] = ..., num_calls: _Optional[int] = ..., num_broken_calls: _Optional[int] = ..., asks_question: _Optional[bool] = ..., user_digest: _Optional[str] = ..., sealed: _Optional[_Union[SealedTokens, _Mapping]] = ..., withheld: _Optional[_Union[WithheldTokens, _Mapping]] = ...) -> None: ...
+
+class WithheldTokens(_message.Message):
+    __slots__ = ("rules", "num_tokens")
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    rules: _containers.RepeatedScalarFieldContainer[str]
+    num_tokens: int
+    def __init__(self, rules: _Optional[_Iterable[str]] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class TurnTokens(_message.Message):
     __slots__ = ("prompt_token_ids", "token_ids", "logprobs")

@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import openai
 from prometheus_client import REGISTRY
 from tests.support.feedback.lives import NOW_MS, SECRET, Stores, living
@@ -17,6 +18,7 @@ from tests.support.gateway.served import (
     serve_route,
     start_engine,
 )
+from typing_extensions import override
 
 from etude.agent.chat import ChatFormat
 from etude.common.rpc.server import Server
@@ -28,6 +30,22 @@ TOKENIZER = Path(__file__).parents[2] / "unit" / "agent" / "model"
 ALICE = SECRET.user_id("acme", "alice")
 
 
+@dataclass(slots=True)
+class PatientKeyService(TurnKeyService):
+    """Answers gateways once it may."""
+
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @override
+    async def GetTurnKey(
+        self,
+        request: turns_pb2.GetTurnKeyRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> turns_pb2.GetTurnKeyResponse:
+        await self.may_answer.wait()
+        return await TurnKeyService.GetTurnKey(self, request, context)
+
+
 @dataclass
 class Loop:
     """A gateway, the ledger of its route, and what answers for keys."""
@@ -35,6 +53,7 @@ class Loop:
     gateway: ServedGateway
     ledger: FeedbackLedger
     key_server: Server
+    key_service: PatientKeyService
     chat: ChatFormat
 
     async def say(self, *texts: str) -> None:
@@ -61,13 +80,14 @@ async def running_loop(
     engine = await start_engine(PlayedEngine(chat, say))
     async with living(Stores()) as intake:
         keys = Server(["etude.v1.TurnKeyService"])
-        service = TurnKeyService(intake.ledger)
+        service = PatientKeyService(intake.ledger)
+        service.may_answer.set()
         turns_pb2_grpc.add_TurnKeyServiceServicer_to_server(service, keys.grpc_server)
         await keys.start()
         route = {"recordUnencrypted": False, "feedback": f"127.0.0.1:{keys.port}"}
         targets = [f"127.0.0.1:{engine.port}"]
         async with serve_route(folder, chat, targets, route) as gateway:
-            yield Loop(gateway, intake.ledger, keys, chat)
+            yield Loop(gateway, intake.ledger, keys, service, chat)
         await keys.stop(0)
     await engine.stop(0)
 
@@ -123,6 +143,31 @@ async def test_a_turn_in_which_its_key_expires_is_recorded(tmp_path: Path) -> No
         assert None not in loop.read(records)
 
 
+async def test_a_withheld_turn_has_no_tokens_for_who_has_the_key_either(tmp_path: Path) -> None:
+    async with running_loop(tmp_path) as loop:
+        await loop.say(f"Use ghp_{'a1B2' * 9} for it.")
+        (record,) = await loop.gateway.records()
+        (opened,) = loop.read([record])
+        assert opened is not None
+        assert (record.user_digest, opened.user) == (ALICE.digest, "")
+        assert not (opened.prompt_token_ids)
+        assert not (opened.token_ids)
+        assert not (opened.logprobs)
+        assert opened.withheld.num_tokens == len(loop.chat.completion("Done."))
+
+
+async def test_an_answer_does_not_wait_for_the_key_under_which_its_record_is_sealed(
+    tmp_path: Path,
+) -> None:
+    async with running_loop(tmp_path) as loop:
+        loop.key_service.may_answer.clear()
+        await loop.say("Fix it.", "And a test.")
+        loop.key_service.may_answer.set()
+        records = await loop.gateway.records()
+        assert len(records) == 2
+        assert None not in loop.read(records)
+
+
 async def test_users_are_served_and_not_recorded_while_nothing_gives_keys(tmp_path: Path) -> None:
     def count() -> float:
         labels = {"result": "no_key"}
@@ -132,5 +177,5 @@ async def test_users_are_served_and_not_recorded_while_nothing_gives_keys(tmp_pa
         await loop.key_server.stop(0)
         before = count()
         await asyncio.wait_for(loop.say("Fix it."), 30)
-        assert count() == before + 1
         assert await loop.gateway.records() == []
+        assert count() == before + 1

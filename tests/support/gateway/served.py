@@ -153,7 +153,10 @@ class ServedGateway:
     async def records(self) -> list[turns_pb2.TurnRecord]:
         """All records, once they are durable."""
         log = self.parts.log
+        recorder = self.parts.app.service.recorder
         assert log is not None
+        assert recorder is not None
+        await recorder.finish()
         while log.waiting_bytes:  # noqa: ASYNC110 - the log tells no test
             await asyncio.sleep(0.01)
         return [*read_turns(self.store)]
@@ -219,6 +222,8 @@ async def serve_route(
         )
         server.should_exit = True
         await http
+        assert parts.app.service.recorder is not None
+        await parts.app.service.recorder.finish()
         parts.log.close()
         await writing
     for connection in parts.connections:

@@ -46,6 +46,12 @@ RECORDED_TURNS = Counter(
     " of the feedback service, or dropped as too many wait.",
     ("result",),
 )
+WITHHELD_TURNS = Counter(
+    "etude_gateway_withheld_turns_total",
+    "Turns that were recorded without their tokens, by the rule of redaction that found something"
+    " in them or earlier in their branch.",
+    ("rule",),
+)
 WAITING_RECORD_BYTES = Gauge(
     "etude_gateway_waiting_record_bytes",
     "Records of turns that are not durable yet.",

@@ -22,8 +22,6 @@ _DEADLINE_S = 5.0
 _RETRY_S = 5.0
 """Time without questions after a failed one."""
 _AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
-_WAIT_S = 0.2
-"""Time that the first turn of a user may wait for a key, beyond its own."""
 _CACHED = 50_000
 """Users whose keys are in memory: 20 MB."""
 
@@ -58,13 +56,13 @@ class SealingKeys:
             task.add_done_callback(lambda _: self._asking.pop(name, None))
 
     async def wait(self, user: KeyOwner) -> None:
-        """Wait a moment for the key of a user, which may have expired since it was asked for."""
+        """Wait for the answer about a user's key, which may have expired since it was asked for."""
         if self.find(user) is not None:
             return
         self.request(user)
         task = self._asking.get((user.tenant, user.user))
         if task is not None:
-            await asyncio.wait([task], timeout=_WAIT_S)
+            await asyncio.wait([task])
 
     def find(self, user: KeyOwner) -> TurnSealer | None:
         """Sealer of a user, if the key is known."""

@@ -70,8 +70,11 @@ async def _watch_canary(parts: Parts) -> None:
 
 async def _finish_turns(parts: Parts, writing: "asyncio.Task[None]") -> None:
     """Make the last records durable, for as long as a pod has."""
-    if parts.log is None:
+    recorder = parts.app.service.recorder
+    if parts.log is None or recorder is None:
         return
+    # A key of a user is waited for at most as long as a question has.
+    await recorder.finish()
     parts.log.close()
     await asyncio.wait({writing}, timeout=FLUSH_S)
     if not writing.done():

@@ -5,6 +5,7 @@ a turn served here decides: the tokens of that turn's branch are kept as they ar
 follows is tokenised. A conversation that repeats no such turn starts a branch of its own.
 """
 
+import asyncio
 import json
 import uuid
 from array import array
@@ -35,11 +36,23 @@ class Branch:
     is_private: bool = False
     """True once it has a turn that was served without consent, or whose consent is not known: later
     ones repeat it, and have no record."""
+    num_clean: int = 0
+    """Tokens, from the first one on, in which redaction found nothing."""
+    withheld_rules: tuple[str, ...] = ()
+    """Redaction rules that found something behind the clean tokens: no later record has tokens."""
+    recording: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a turn is recorded: in the order of the turns."""
 
     def split(self, num_tokens: int) -> "Branch":
         """A branch of the same rollout that shares the first tokens of this one; no record yet."""
-        tokens = self.token_ids[:num_tokens]
-        return Branch(self.rollout, self.branch_id, token_ids=tokens, is_private=self.is_private)
+        return Branch(
+            self.rollout,
+            self.branch_id,
+            token_ids=self.token_ids[:num_tokens],
+            is_private=self.is_private,
+            num_clean=min(self.num_clean, num_tokens),
+            withheld_rules=self.withheld_rules if num_tokens > self.num_clean else (),
+        )
 
 
 @dataclass(slots=True)

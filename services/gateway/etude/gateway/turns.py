@@ -214,8 +214,6 @@ class _RunningTurn:
                         yield piece
         completion = draft.completion()
         self._check(completion, max_tokens)
-        if self.service.recorder is not None:
-            await self.service.recorder.wait_prepared(self.caller)
         finished, parts = self._finish(completion)
         if self.request.stream:
             for piece in self.splitter.finish(parts):
@@ -326,6 +324,7 @@ class _RunningTurn:
                     arm=self.arm.arm,
                     experiment=self.arm.experiment,
                     branch=branch,
+                    num_tokens=len(branch.token_ids),
                     completion=completion,
                     parts=parts,
                 )

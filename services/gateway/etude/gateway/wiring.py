@@ -74,9 +74,7 @@ def assemble(route: Route, settings: Settings, chat: ChatFormat) -> Parts:
             connections[route.feedback] = channels.dial(route.feedback)
             stub = turns_pb2_grpc.TurnKeyServiceStub(connections[route.feedback])
             keys = SealingKeys(stub)
-        recorder = TurnRecorder(
-            TurnLog(store, settings.max_waiting_mib << 20), chat.template.source, keys
-        )
+        recorder = TurnRecorder(TurnLog(store, settings.max_waiting_mib << 20), chat, keys)
         recorder.log.note_durable = recorder.note_durable
     canary = _watch_canary(route, connections)
     service = TurnService(

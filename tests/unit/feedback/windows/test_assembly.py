@@ -83,6 +83,23 @@ def test_side_turns_stay_out_of_the_loss() -> None:
     assert error.value.mask == "OnlySideTurns"
 
 
+@given(parts=PARTS, withheld=st.integers(0, 4))
+def test_a_branch_ends_before_the_first_turn_whose_tokens_are_withheld(
+    parts: list[Part], withheld: int
+) -> None:
+    turns = records(parts, set())
+    clean = assemble_rollout("r", turns[:withheld]) if withheld else None
+    for each in turns[withheld:]:
+        each.withheld.num_tokens = len(each.token_ids)
+        for name in ("prompt_token_ids", "token_ids", "logprobs"):
+            each.ClearField(name)
+    if clean is None:
+        with pytest.raises(UntrainableError):
+            assemble_rollout("r", turns)
+    else:
+        assert assemble_rollout("r", turns) == clean
+
+
 def test_two_versions_in_one_turn_are_two_spans() -> None:
     record = turn("u", started_ms=1, prompt=[1, 2], sampled=[3, 4, 5])
     record.spans[0].end = 2

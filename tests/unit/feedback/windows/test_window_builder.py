@@ -104,6 +104,25 @@ async def test_sealed_turns_are_trained_until_the_key_of_their_user_is_destroyed
     assert SECRET.user_id("acme", "gone").digest not in {each.user for each in manifest.rollouts}
 
 
+async def test_a_rollout_of_which_every_turn_is_withheld_is_masked_as_one_with_a_secret() -> None:
+    stores = Stores()
+    serve_version(stores.ledger)
+    async with living(stores) as intake:
+        turns = [turn(user, started_ms=NOW_MS) for user in (*USERS, "leak")]
+        withheld = turn("leak", started_ms=NOW_MS, sampled=())
+        withheld.ClearField("prompt_token_ids")
+        withheld.spans[0].end = withheld.withheld.num_tokens = 2
+        for user in (*USERS, "leak"):
+            await send(intake, "shown", user)
+        write_turns(stores.ledger, [*turns[:-1], withheld])
+        await run(build(intake))
+        await run(build(intake))
+        audit = audit_windows(stores.ledger, SECRET, uid="test")
+    assert (audit.num_served, audit.num_trained, audit.num_waiting) == (5, 4, 0)
+    assert audit.masked == {"HoldsSecret": 1}
+    assert audit.findings == []
+
+
 async def test_a_rollout_waits_for_its_horizon_and_an_old_window_closes_with_fewer() -> None:
     stores = Stores()
     serve_version(stores.ledger)

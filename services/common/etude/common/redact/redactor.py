@@ -77,22 +77,27 @@ class Redactor:
 
     def find(self, data: bytes) -> list[Redaction]:
         """Find all secrets, in order and without overlap."""
-        if len(data) < MIN_BYTES:
-            return []
-        low = data.lower()
-        spans: list[Redaction] = []
-        for group in self.groups:
-            if group.prefilter is not None and group.prefilter.search(low) is None:
-                continue
-            for rule in group.rules:
-                if not rule.keywords or any(word in low for word in rule.keywords):
-                    spans += _matches(rule, data)
-        return _without_overlap(spans)
+        return find_secrets(data, self.groups)
 
     def _replacement(self, span: Redaction, data: bytes) -> bytes:
         digest = hmac.digest(self.key, data[span.start : span.end], sha256)[:4].hex()
         kind = "personal" if span.rule.is_personal else "secret"
         return f"⟦{kind}:{span.rule.name}:{digest}⟧".encode()
+
+
+def find_secrets(data: bytes, groups: Sequence[RuleGroup] = RULES) -> list[Redaction]:
+    """Find all secrets and personal data of a text, in order and without overlap."""
+    if len(data) < MIN_BYTES:
+        return []
+    low = data.lower()
+    spans: list[Redaction] = []
+    for group in groups:
+        if group.prefilter is not None and group.prefilter.search(low) is None:
+            continue
+        for rule in group.rules:
+            if not rule.keywords or any(word in low for word in rule.keywords):
+                spans += _matches(rule, data)
+    return _without_overlap(spans)
 
 
 def _matches(rule: Rule, data: bytes) -> Iterator[Redaction]:

@@ -45,6 +45,8 @@ class ServedTurn(NamedTuple):
     asks_question: bool
     """It has no call, and ends with a question to the user."""
     is_side: bool
+    is_withheld: bool = False
+    """Its record has no tokens, as redaction found something in it or before it."""
 
 
 class RolloutEvent(NamedTuple):
@@ -142,12 +144,17 @@ def read_turn(record: turns_pb2.TurnRecord, place: TurnPlace, *, stored_ms: int 
         arm=record.arm,
         experiment=record.experiment,
         config=record.config_hash[:4].hex(),
-        num_tokens=record.sealed.num_tokens or len(record.token_ids),
+        num_tokens=_count_tokens(record),
         num_calls=record.num_calls,
         num_broken_calls=min(record.num_broken_calls, record.num_calls),
         asks_question=record.asks_question,
         is_side=record.is_side,
+        is_withheld=record.HasField("withheld"),
     )
+
+
+def _count_tokens(record: turns_pb2.TurnRecord) -> int:
+    return record.withheld.num_tokens or record.sealed.num_tokens or len(record.token_ids)
 
 
 def reduce_event(

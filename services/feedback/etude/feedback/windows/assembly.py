@@ -22,7 +22,8 @@ def assemble_rollout(rollout: str, turns: Sequence[turns_pb2.TurnRecord]) -> rol
     """Assemble the turns of a rollout; each of its branches becomes a link.
 
     Tokens that turns of a branch share stand in it once. What a branch repeats of the one that it
-    was split off from is read, not trained again. Of side turns nothing is trained.
+    was split off from is read, not trained again. Of side turns nothing is trained, and of turns
+    whose tokens are withheld there is nothing: their branches end before them.
 
     Args:
         rollout: id of the rollout.
@@ -33,6 +34,7 @@ def assemble_rollout(rollout: str, turns: Sequence[turns_pb2.TurnRecord]) -> rol
     """
     drafts: dict[str, LinkDraft] = {}
     costs = RolloutCosts()
+    turns = [turn for turn in turns if not turn.HasField("withheld")]
     for turn in turns:
         is_new = turn.branch not in drafts
         draft = drafts.setdefault(turn.branch, LinkDraft.start(()))

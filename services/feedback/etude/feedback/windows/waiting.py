@@ -115,13 +115,7 @@ class WaitingRollouts:
             return ERASED
         if history.user not in self.consents:
             return NO_CONSENT
-        if len(history.turns) > MAX_TURNS:
-            return "TooManyTurns"
-        if not history.main_turns:
-            return "OnlySideTurns"
-        if history.policy is None:
-            return "MixedVersions"
-        return history.mask
+        return _find_turn_mask(history)
 
     def _add_turn(self, record: turns_pb2.TurnRecord, place: TurnPlace, *, stored_ms: int) -> None:
         name = record.rollout_id
@@ -157,6 +151,18 @@ class WaitingRollouts:
         events = self._early.pop(name, [])
         self._num_early -= len(events)
         return events
+
+
+def _find_turn_mask(history: RolloutHistory) -> str:
+    if len(history.turns) > MAX_TURNS:
+        return "TooManyTurns"
+    if not history.main_turns:
+        return "OnlySideTurns"
+    if all(turn.is_withheld for turn in history.main_turns):
+        return "HoldsSecret"
+    if history.policy is None:
+        return "MixedVersions"
+    return history.mask
 
 
 def _is_rollout(name: str) -> bool:

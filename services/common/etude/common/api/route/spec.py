@@ -79,9 +79,9 @@ class GatewayService(ServicePods):
     limits: GatewayLimits = Field(default_factory=GatewayLimits)
     """Bounds of what one process takes and keeps."""
     record_turns: bool = False
-    """True records the turns of users who consent in the run's store, as tokens and not redacted,
-    sealed under keys of the users that an erasure of feedback destroys. Nothing is recorded, and
-    nothing trained on, without it."""
+    """True records the turns of users who consent in the run's store, as tokens, sealed under keys
+    of the users that an erasure of feedback destroys; of turns in which redaction finds something
+    no tokens are recorded. Nothing is recorded, and nothing trained on, without it."""
 
 
 class FeedbackWindows(Model):
