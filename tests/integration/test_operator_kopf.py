@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from kopf._cogs.aiokits import aiotoggles
+from kopf._cogs.clients import watching
+from kopf._cogs.structs import references
 
 from etude.operator.controller import kopf_source
 from etude.operator.manifests import OWN_KINDS, RESOURCES, Manifest
@@ -36,6 +39,7 @@ NAMESPACES = {
     "namespaced": False,
     "verbs": ["list", "watch"],
 }
+RUNS = references.Resource(group="etude.dev", version="v1alpha1", plural="rlruns")
 GOOD = json.dumps({"type": "ADDED", "object": POOL}).encode() + b"\n"
 
 
@@ -140,6 +144,37 @@ async def test_p09_a_watch_that_ends_while_another_repeats_its_request_is_begun_
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     server = ApiServer(410, json.dumps(status(410)).encode(), breaks_off=True)
     await is_begun_anew(server, tmp_path / "kubeconfig")
+
+
+async def test_a_watch_that_repeats_a_request_ends_when_all_tasks_are_cancelled_once() -> None:
+    paused = aiotoggles.ToggleSet(any)
+    restarts = 0
+
+    async def watch() -> None:
+        nonlocal restarts
+        while restarts < 4:
+            restarts += 1
+            async with watching.streaming_block(
+                namespace="lab", resource=RUNS, operator_paused=paused
+            ) as waiter:
+                try:
+                    await asyncio.sleep(LIMIT_S)
+                except asyncio.CancelledError:
+                    # As kopf's stream does while it waits to repeat a request.
+                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+                    if not waiter.done():
+                        raise
+
+    task = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    async with asyncio.timeout(LIMIT_S):
+        await kopf_source._cancel_all()
+
+    assert task.cancelled()
+    assert restarts == 1
 
 
 async def is_begun_anew(server: ApiServer, kubeconfig: Path) -> None:

@@ -26,6 +26,8 @@ FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 CANCEL_EVERY_S = 1.0
 """Interval at which tasks of kopf that do not end are cancelled again."""
+PAUSE_WAITER = "pause-waiter for "
+"""Start of the names of kopf's tasks that end when a watch is to pause."""
 
 log = logging.getLogger(__name__)
 
@@ -128,11 +130,17 @@ def _drop_unretrieved(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
 
 
 async def _cancel_all() -> None:
+    """Cancel all tasks but this one until they have ended.
+
+    Pause-waiters come last: a watch whose waiter has ended takes its own cancellation for a pause,
+    and begins anew with another waiter, as often as both are cancelled together.
+    """
     me = asyncio.current_task()
     while others := asyncio.all_tasks() - {me}:
-        for task in others:
+        watches = {task for task in others if not task.get_name().startswith(PAUSE_WAITER)}
+        for task in watches or others:
             task.cancel()
-        await asyncio.wait(others, timeout=CANCEL_EVERY_S)
+        await asyncio.wait(watches or others, timeout=CANCEL_EVERY_S)
 
 
 def _registry(tell: EventHandler, kubeconfig: Path | None) -> Any:  # noqa: ANN401 - kopf is untyped here
