@@ -134,7 +134,8 @@ def test_a_shell_on_a_terminal_passes_keys_on_and_gives_the_terminal_back(
     read_until(terminal, b"$ ")
     os.write(terminal, b"echo $((40 + 2))\r")
     read_until(terminal, b"42\r\n")
-    os.write(terminal, b"echo u''p; sleep 600\r")
+    # One foreground process: between two commands, a shell that begins the second one keeps Ctrl-C.
+    os.write(terminal, b"sh -c 'echo u\"\"p; exec sleep 600'\r")
     read_until(terminal, b"up\r\n")
     os.write(terminal, b"\x03")
     read_until(terminal, b"$ ")
