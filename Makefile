@@ -83,7 +83,7 @@ minio: $(READY) ## build a MinIO server, and run the object store's tests on it 
 
 event-servers: $(READY) ## get servers of NATS and Kafka, and run the tests of relays on them (needs Go, Java 17 and Maven)
 	$(RUN) python hack/event_servers.py
-	ETUDE_REQUIRE=event-servers $(RUN) pytest tests/integration/feedback/test_nats_relay.py tests/integration/feedback/test_kafka_relay.py
+	ETUDE_REQUIRE=event-servers $(RUN) pytest tests/integration/feedback/relays
 
 testbed: $(READY) ## build and start a real control plane and node, and run the cluster tests on it
 	$(RUN) python hack/testbed/build.py

@@ -1,19 +1,23 @@
 """Real servers of NATS and Kafka, and relays as processes that are killed."""
 
 import asyncio
+import json
 import os
 import runpy
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 from tests.support import needs
+from tests.support.feedback import events as examples
 from tests.support.feedback.process import FeedbackProcess, free_port
 
 ROOT = Path(__file__).parents[3]
 START_S = 60.0
+DONE_S = 60.0
 CLUSTER = "4L6g3nShT-eMCtK--X86sw"
 JAVA = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 KAFKA_PROPERTIES = """\
@@ -96,6 +100,21 @@ async def _wait_for_port(port: int) -> None:
                 return
 
 
+async def post(service: FeedbackProcess, names: list[str]) -> None:
+    """Send events with these ids."""
+    body = json.dumps([examples.event(id=name) for name in names])
+    headers = service.headers | {"content-type": "application/cloudevents-batch+json"}
+    async with httpx.AsyncClient(headers=headers, timeout=60) as client:
+        answer = await client.post(f"{service.url}/v1/events", content=body)
+    assert {each["status"] for each in answer.json()["results"]} == {202}
+
+
+async def until(is_done: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(DONE_S):
+        while not await is_done():  # noqa: ASYNC110 - it is another process's state
+            await asyncio.sleep(0.1)
+
+
 class Relay:
     """One relay after the other, with the same settings."""
 
@@ -110,6 +129,8 @@ class Relay:
             **env,
         }
         self.process: asyncio.subprocess.Process | None = None
+        self.told = ""
+        """Log of those that were stopped."""
 
     async def start(self) -> asyncio.subprocess.Process:
         command = (sys.executable, "-m", "etude.feedback.main", "relay", self.direction)
@@ -122,6 +143,7 @@ class Relay:
         assert self.process is not None
         if self.process.returncode is None:
             self.process.send_signal(number)
-        await self.process.communicate()
+        _, told = await self.process.communicate()
+        self.told += told.decode()
         assert self.process.returncode is not None
         return self.process.returncode

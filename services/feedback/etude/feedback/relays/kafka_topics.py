@@ -1,5 +1,6 @@
 """Kafka as a queue and as a log of events."""
 
+import asyncio
 import os
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.errors import KafkaError
 
 from etude.common.errors import Problem, UnavailableError, UserError
@@ -17,6 +19,8 @@ from etude.feedback.relays.incoming import QueuedEvent
 from etude.feedback.relays.outgoing import LogPosition
 
 _FETCH_MS = 2_000
+_START_S = 30.0
+_IDLE_MS = (1 << 31) - 1
 _SEQUENCE = "etude-sequence"
 _CONTENT_TYPE = ("content-type", b"application/cloudevents+json; charset=utf-8")
 
@@ -87,6 +91,10 @@ class KafkaSettings:
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             isolation_level="read_committed",
+            # A relay that comes takes nothing from the others that it need not have.
+            partition_assignment_strategy=(StickyPartitionAssignor,),
+            # A log is not read from; heartbeats say whether the relay is alive.
+            max_poll_interval_ms=_IDLE_MS,
         )
         try:
             await consumer.start()
@@ -110,31 +118,30 @@ class KafkaSettings:
         return KafkaQueue(consumer)
 
     async def open_log(self) -> "KafkaLog":
-        """Open the topic.
+        """Join the group of relays that publish to the topic: one does, the others stand by.
 
         Raises:
-            UserError: no server answers, or there is no such topic, or it has several partitions.
+            UserError: no server answers, or there is no such topic.
         """
         consumer = await self.start_consumer(self.producer_id)
-        with _translated():
-            producer = await self.start_producer()
-            partitions = await producer.partitions_for(self.topic)
-        if len(partitions) != 1:
-            await consumer.stop()
-            await producer.stop()
-            raise UserError(self.problem(f"topic {self.topic} has {len(partitions)} partitions"))
-        partition = TopicPartition(self.topic, *partitions)
-        consumer.assign([partition])
-        return KafkaLog(self, consumer, producer, partition)
+        consumer.subscribe([self.topic])
+        return KafkaLog(self, consumer)
 
     async def start_producer(self) -> AIOKafkaProducer:
         """Start a producer: transactions of every other one of this topic fail from now on.
 
         Raises:
-            KafkaError: no server answers, or it refuses.
+            KafkaError: the server refuses.
+            TimeoutError: no server answers.
         """
         producer = AIOKafkaProducer(**self.access(), transactional_id=self.producer_id, acks="all")
-        await producer.start()
+        try:
+            # The client itself would ask for ever.
+            async with asyncio.timeout(_START_S):
+                await producer.start()
+        except (KafkaError, TimeoutError):
+            await producer.stop()
+            raise
         return producer
 
     def problem(self, what: str) -> Problem:
@@ -201,23 +208,43 @@ class KafkaQueue:
 
 @dataclass(slots=True)
 class KafkaLog:
-    """Records of a topic of one partition, each page of events one transaction."""
+    """Records of a topic of one partition, each page of events one transaction.
+
+    The group gives the partition to one of its relays; to another one, when that leaves or is not
+    heard of for ten seconds. A relay that does not know yet that it lost the partition is fenced.
+    """
 
     settings: KafkaSettings
     consumer: AIOKafkaConsumer
-    producer: AIOKafkaProducer
-    partition: TopicPartition
+    producer: AIOKafkaProducer | None = None
+    """None until this relay has the partition."""
 
-    async def read_position(self) -> LogPosition:
+    @property
+    def partition(self) -> TopicPartition:
+        return TopicPartition(self.settings.topic, 0)
+
+    async def read_position(self) -> LogPosition | None:
         with _translated():
+            # Raises what the group met meanwhile; records are not wanted.
+            await self.consumer.getmany()
+            given = self.consumer.assignment()
+            if not given:
+                return None
+            self.consumer.pause(*given)
+            num_partitions = len(self.consumer.partitions_for_topic(self.settings.topic) or ())
+            if num_partitions != 1:
+                what = f"topic {self.settings.topic} has {num_partitions} partitions"
+                raise UserError(self.settings.problem(what))
             # In this order: transactions of other producers are over then.
-            await self.producer.stop()
+            await self._stop_producer()
             self.producer = await self.settings.start_producer()
             sequence = await self.consumer.committed(self.partition)
             end = (await self.consumer.end_offsets([self.partition]))[self.partition]
         return LogPosition(sequence, is_new=end == 0)
 
     async def append(self, events: Sequence[tuple[int, bytes]]) -> None:
+        if self.producer is None:
+            raise UnavailableError("Kafka: the topic is another relay's")
         with _translated():
             async with self.producer.transaction():
                 for sequence, event in events:
@@ -231,6 +258,11 @@ class KafkaLog:
                 place = {self.partition: events[-1][0]}
                 await self.producer.send_offsets_to_transaction(place, self.settings.producer_id)
 
+    async def _stop_producer(self) -> None:
+        if self.producer is not None:
+            await self.producer.stop()
+            self.producer = None
+
     async def close(self) -> None:
+        await self._stop_producer()
         await self.consumer.stop()
-        await self.producer.stop()

@@ -36,8 +36,8 @@ class EventLog(Protocol):
         UnavailableError: by each method, if the log is away, or has other records than expected.
     """
 
-    async def read_position(self) -> LogPosition:
-        """Read its newest event.
+    async def read_position(self) -> LogPosition | None:
+        """Read its newest event; None while the log is another relay's.
 
         Raises:
             UserError: there is no such log.
@@ -73,7 +73,12 @@ async def publish_events(
     while not stop.is_set():
         try:
             if position is None:
-                position = _find_start(await target.read_position(), start)
+                newest = await target.read_position()
+                if newest is None:
+                    backoff.reset()
+                    await wait_for_stop(stop, POLL_S)
+                    continue
+                position = _find_start(newest, start)
             page = await endpoint.read_events(after=position, limit=PAGE_EVENTS)
             if page.events:
                 await target.append(page.events)

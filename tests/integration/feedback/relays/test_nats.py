@@ -3,23 +3,21 @@
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
 import nats
 import pytest
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig
 from tests.support.feedback import events as examples
 from tests.support.feedback.process import FeedbackProcess
-from tests.support.feedback.relays import Relay, nats_server
+from tests.support.feedback.relays import DONE_S, Relay, nats_server, post, until
 
 from etude.feedback.relays.command import RelaySettings
 from etude.feedback.relays.nats_streams import NatsSettings
 
 STREAM, SUBJECT = "feedback", "etude.events"
-DONE_S = 60.0
 NUM_EVENTS = 300
 
 
@@ -37,16 +35,6 @@ async def client(url: str) -> AsyncIterator[Client]:
     await client.close()
 
 
-@pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[FeedbackProcess]:
-    service = FeedbackProcess.prepare(tmp_path)
-    await service.start()
-    yield service
-    assert service.process is not None
-    if service.process.returncode is None:
-        await service.stop(signal.SIGKILL)
-
-
 def env(url: str, **more: str) -> dict[str, str]:
     return {
         "ETUDE_NATS_URL": url,
@@ -54,21 +42,6 @@ def env(url: str, **more: str) -> dict[str, str]:
         "ETUDE_NATS_SUBJECT": SUBJECT,
         **more,
     }
-
-
-async def post(service: FeedbackProcess, names: list[str]) -> None:
-    """Send events with these ids."""
-    body = json.dumps([examples.event(id=name) for name in names])
-    headers = service.headers | {"content-type": "application/cloudevents-batch+json"}
-    async with httpx.AsyncClient(headers=headers, timeout=60) as client:
-        answer = await client.post(f"{service.url}/v1/events", content=body)
-    assert {each["status"] for each in answer.json()["results"]} == {202}
-
-
-async def until(is_done: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(DONE_S):
-        while not await is_done():  # noqa: ASYNC110 - it is another process's state
-            await asyncio.sleep(0.1)
 
 
 async def test_events_of_a_stream_are_stored_once_after_kills_of_both(
