@@ -16,14 +16,13 @@ from etude.common.feedback.client import (
     EventAuthor,
     EventClient,
     EventContext,
-    HttpAnswer,
     UserConsent,
-    check_address,
     count_alive_lines,
     hash_lines,
     make_event,
 )
 from etude.common.feedback.events import parse_event
+from etude.common.feedback.http_exchange import HttpAnswer, check_address
 from etude.common.feedback.spool import EventSpool
 
 CASES = json.loads((Path(__file__).parents[3] / "clients/conformance/events.json").read_text())

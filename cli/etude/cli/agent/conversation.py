@@ -13,7 +13,8 @@ from etude.cli.agent.screen import TerminalInput
 from etude.cli.hints import format_error
 from etude.cli.output import say
 from etude.common.errors import EtudeError, Problem, UserError
-from etude.common.feedback.client import EventClient, check_address
+from etude.common.feedback.client import EventClient
+from etude.common.feedback.http_exchange import check_address
 
 FLUSH_S = 10.0
 _ENDS = {

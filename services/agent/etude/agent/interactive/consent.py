@@ -9,7 +9,8 @@ from pathlib import Path
 from etude.agent.interactive.edits import EditJournal
 from etude.common import atomic
 from etude.common.errors import Problem, UserError
-from etude.common.feedback.client import EventAuthor, EventClient, HttpPost, UserConsent
+from etude.common.feedback.client import EventAuthor, EventClient, UserConsent
+from etude.common.feedback.http_exchange import FeedbackHttp
 from etude.common.feedback.spool import EventSpool
 
 SOURCE = "etude-agent/0.1.0"
@@ -128,7 +129,7 @@ def make_client(state: AgentState, consent: StoredConsent, key: str) -> EventCli
         UserError: the address of the service cannot be used.
     """
     try:
-        post = HttpPost(consent.service, key)
+        post = FeedbackHttp(consent.service, key).post
     except ValueError as error:
         where = f"feedback service {consent.service}"
         fix = "etude agent consent --feedback https://…"

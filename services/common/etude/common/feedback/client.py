@@ -10,16 +10,15 @@ import http.client
 import json
 import math
 import random
-import ssl
 import time
-import urllib.parse
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from etude.common.feedback.http_exchange import BATCH_TYPE, EVENTS_PATH, HttpAnswer
 from etude.common.feedback.spool import EventSpool, SpoolBatch, SpoolCounts
 
 BATCH_EVENTS = 100
@@ -29,25 +28,11 @@ MAX_EDIT_LINES = 4_096
 """Lines of one edit that are hashed; the service takes no more."""
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 60.0
-_REQUEST_S = 40.0
-"""For one request: the service waits for its store for 30 s."""
-_MAX_ANSWER_BYTES = 1 << 20
 _BLANKS = " \t\r\n"
 _LATER = frozenset({408, 425, 429})
 """Statuses below 500 after which the same request may be answered otherwise."""
 _TOO_MUCH = frozenset({400, 413})
 """Statuses of a whole batch that a part of it may not have."""
-_EVENTS = "/v1/events"
-_BATCH_TYPE = "application/cloudevents-batch+json"
-
-
-class HttpAnswer(NamedTuple):
-    """Answer of the service."""
-
-    status: int
-    body: bytes
-    retry_after_s: float = 0.0
-    """0 if it does not say."""
 
 
 Post = Callable[[str, str, bytes], HttpAnswer]
@@ -206,7 +191,7 @@ class EventClient:
         ids = [_read_id(line) for line in lines]
         readable = [line for line, event_id in zip(lines, ids, strict=True) if event_id]
         try:
-            answer = self.post(_EVENTS, _BATCH_TYPE, b"[" + b",".join(readable) + b"]")
+            answer = self.post(EVENTS_PATH, BATCH_TYPE, b"[" + b",".join(readable) + b"]")
         except (OSError, http.client.HTTPException) as error:
             return 0, f"no answer ({type(error).__name__})", 0.0
         if answer.status != 200:
@@ -303,69 +288,6 @@ def count_alive_lines(secret: bytes, line_hashes: Sequence[str], text: str) -> i
         for line in text.split("\n")
     )
     return (Counter(line_hashes) & present).total()
-
-
-@dataclass(frozen=True, slots=True)
-class HttpPost:
-    """Posts to the feedback service over HTTP or HTTPS; follows no redirect."""
-
-    url: str
-    """Such as "https://feedback.example.com"."""
-    key: str = field(repr=False)
-    """API key with the scope feedback."""
-
-    def __post_init__(self) -> None:
-        """Check the address.
-
-        Raises:
-            ValueError: it is no address of HTTP, or the key would leave this machine unencrypted.
-        """
-        check_address(self.url)
-
-    def __call__(self, path: str, media_type: str, body: bytes) -> HttpAnswer:
-        """Post one request.
-
-        Raises:
-            OSError: no answer comes.
-            http.client.HTTPException: the answer is not HTTP.
-        """
-        parts = urllib.parse.urlsplit(self.url)
-        host = parts.hostname or ""
-        connection: http.client.HTTPConnection
-        if parts.scheme == "https":
-            context = ssl.create_default_context()
-            connection = http.client.HTTPSConnection(
-                host, parts.port, timeout=_REQUEST_S, context=context
-            )
-        else:
-            connection = http.client.HTTPConnection(host, parts.port, timeout=_REQUEST_S)
-        headers = {"content-type": media_type, "authorization": f"Bearer {self.key}"}
-        try:
-            connection.request("POST", parts.path.rstrip("/") + path, body, headers)
-            response = connection.getresponse()
-            wait = response.getheader("retry-after", "")
-            wait_s = float(wait) if wait.isascii() and wait.isdecimal() and len(wait) < 8 else 0.0
-            return HttpAnswer(response.status, response.read(_MAX_ANSWER_BYTES), wait_s)
-        finally:
-            connection.close()
-
-
-def check_address(url: str) -> None:
-    """Check an address to which an API key is sent.
-
-    Raises:
-        ValueError: it is no address of HTTP, or the key would leave this machine unencrypted.
-    """
-    problem = "is no address that begins with https:// or http://"
-    try:
-        parts = urllib.parse.urlsplit(url)
-        is_address = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of a port or an IPv6 address
-        raise ValueError(problem) from None
-    if not is_address:
-        raise ValueError(problem)
-    if parts.scheme == "http" and parts.hostname not in {"127.0.0.1", "::1", "localhost"}:
-        raise ValueError("is not on this machine, and http:// would show the API key: use https://")
 
 
 def _read_id(line: bytes) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from etude.common import process
-from etude.common.feedback.client import check_address
+from etude.common.feedback.http_exchange import FeedbackHttp
 from etude.common.settings_fields import parse_count, parse_path
 from etude.feedback.relays.endpoint import FeedbackEndpoint
 from etude.feedback.relays.event_places import EventPlace
@@ -36,18 +36,17 @@ class RelaySettings:
         """
         url = env["ETUDE_RELAY_URL"]
         try:
-            check_address(url)
-        except ValueError as error:
-            raise ValueError(f"ETUDE_RELAY_URL: {error}") from None
-        try:
             key = Path(env["ETUDE_RELAY_KEY_FILE"]).read_text("ascii").strip()
         except OSError as error:
             raise ValueError(f"ETUDE_RELAY_KEY_FILE: {error}") from error
+        try:
+            http = FeedbackHttp(url, key, parse_path(env, "ETUDE_RELAY_CA_FILE"))
+        except ValueError as error:
+            raise ValueError(f"ETUDE_RELAY_URL: {error}") from None
         after = None
         if env.get("ETUDE_RELAY_AFTER"):
             after = parse_count(env, "ETUDE_RELAY_AFTER", 0, high=_MAX_SEQUENCE)
-        endpoint = FeedbackEndpoint(url, key, parse_path(env, "ETUDE_RELAY_CA_FILE"))
-        return cls(endpoint=endpoint, after=after)
+        return cls(endpoint=FeedbackEndpoint(http), after=after)
 
 
 async def run_relay(settings: RelaySettings, place: EventPlace, *, is_incoming: bool) -> None:
