@@ -26,7 +26,7 @@ from etude.v1 import inference_pb2 as etude_dot_v1_dot_inference__pb2
 from etude.v1 import weights_pb2 as etude_dot_v1_dot_weights__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x65tude/v1/turns.proto\x12\x08\x65tude.v1\x1a\x18\x65tude/v1/inference.proto\x1a\x16\x65tude/v1/weights.proto\"\xee\x04\n\nTurnRecord\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x0e\n\x06\x62ranch\x18\x03 \x01(\t\x12\x15\n\rparent_branch\x18\x04 \x01(\t\x12\x15\n\rcompaction_of\x18\x05 \x01(\t\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x0c\n\x04user\x18\x07 \x01(\t\x12\x0f\n\x07\x63onsent\x18\x08 \x01(\t\x12\x0b\n\x03\x61rm\x18\t \x01(\t\x12\x12\n\nexperiment\x18\n \x01(\t\x12\x0f\n\x07is_side\x18\x0b \x01(\x08\x12\x17\n\x0ftime_unix_nanos\x18\x0c \x01(\x03\x12\x13\n\x0b\x63onfig_hash\x18\r \x01(\x0c\x12\x19\n\x11num_prefix_tokens\x18\x0e \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x0f \x03(\x05\x12\x11\n\ttoken_ids\x18\x10 \x03(\x05\x12\x10\n\x08logprobs\x18\x11 \x03(\x02\x12#\n\x05spans\x18\x12 \x03(\x0b\x32\x14.etude.v1.PolicySpan\x12-\n\rfinish_reason\x18\x13 \x01(\x0e\x32\x16.etude.v1.FinishReason\x12\x13\n\x0btemperature\x18\x14 \x01(\x02\x12\x11\n\tnum_calls\x18\x15 \x01(\r\x12\x18\n\x10num_broken_calls\x18\x16 \x01(\r\x12\x15\n\rasks_question\x18\x17 \x01(\x08\x12\x13\n\x0buser_digest\x18\x18 \x01(\t\x12&\n\x06sealed\x18\x19 \x01(\x0b\x32\x16.etude.v1.SealedTokens\x12*\n\x08withheld\x18\x1a \x01(\x0b\x32\x18.etude.v1.WithheldTokens\"3\n\x0eWithheldTokens\x12\r\n\x05rules\x18\x01 \x03(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"K\n\nTurnTokens\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\"q\n\x0cSealedTokens\x12\x16\n\x0ekey_generation\x18\x01 \x01(\r\x12\x12\n\nwriter_key\x18\x02 \x01(\x0c\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x12\n\nciphertext\x18\x04 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\"Q\n\x0bTurnSegment\x12\x0e\n\x06writer\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12#\n\x05turns\x18\x03 \x03(\x0b\x32\x14.etude.v1.TurnRecord\"1\n\x11GetTurnKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04user\x18\x02 \x01(\t\"U\n\x12GetTurnKeyResponse\x12\x13\n\x0buser_digest\x18\x01 \x01(\t\x12\x16\n\x0ekey_generation\x18\x02 \x01(\r\x12\x12\n\npublic_key\x18\x03 \x01(\x0c\x32Y\n\x0eTurnKeyService\x12G\n\nGetTurnKey\x12\x1b.etude.v1.GetTurnKeyRequest\x1a\x1c.etude.v1.GetTurnKeyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x65tude/v1/turns.proto\x12\x08\x65tude.v1\x1a\x18\x65tude/v1/inference.proto\x1a\x16\x65tude/v1/weights.proto\"\xff\x04\n\nTurnRecord\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x0e\n\x06\x62ranch\x18\x03 \x01(\t\x12\x15\n\rparent_branch\x18\x04 \x01(\t\x12\x15\n\rcompaction_of\x18\x05 \x01(\t\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x0c\n\x04user\x18\x07 \x01(\t\x12\x0f\n\x07\x63onsent\x18\x08 \x01(\t\x12\x0b\n\x03\x61rm\x18\t \x01(\t\x12\x12\n\nexperiment\x18\n \x01(\t\x12\x0f\n\x07is_side\x18\x0b \x01(\x08\x12\x17\n\x0ftime_unix_nanos\x18\x0c \x01(\x03\x12\x13\n\x0b\x63onfig_hash\x18\r \x01(\x0c\x12\x19\n\x11num_prefix_tokens\x18\x0e \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x0f \x03(\x05\x12\x11\n\ttoken_ids\x18\x10 \x03(\x05\x12\x10\n\x08logprobs\x18\x11 \x03(\x02\x12#\n\x05spans\x18\x12 \x03(\x0b\x32\x14.etude.v1.PolicySpan\x12-\n\rfinish_reason\x18\x13 \x01(\x0e\x32\x16.etude.v1.FinishReason\x12\x13\n\x0btemperature\x18\x14 \x01(\x02\x12\x11\n\tnum_calls\x18\x15 \x01(\r\x12\x18\n\x10num_broken_calls\x18\x16 \x01(\r\x12\x15\n\rasks_question\x18\x17 \x01(\x08\x12\x13\n\x0buser_digest\x18\x18 \x01(\t\x12&\n\x06sealed\x18\x19 \x01(\x0b\x32\x16.etude.v1.SealedTokens\x12*\n\x08withheld\x18\x1a \x01(\x0b\x32\x18.etude.v1.WithheldTokens\x12\x0f\n\x07run_uid\x18\x1b \x01(\t\"3\n\x0eWithheldTokens\x12\r\n\x05rules\x18\x01 \x03(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"K\n\nTurnTokens\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\"q\n\x0cSealedTokens\x12\x16\n\x0ekey_generation\x18\x01 \x01(\r\x12\x12\n\nwriter_key\x18\x02 \x01(\x0c\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x12\n\nciphertext\x18\x04 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\"Q\n\x0bTurnSegment\x12\x0e\n\x06writer\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12#\n\x05turns\x18\x03 \x03(\x0b\x32\x14.etude.v1.TurnRecord\"1\n\x11GetTurnKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04user\x18\x02 \x01(\t\"U\n\x12GetTurnKeyResponse\x12\x13\n\x0buser_digest\x18\x01 \x01(\t\x12\x16\n\x0ekey_generation\x18\x02 \x01(\r\x12\x12\n\npublic_key\x18\x03 \x01(\x0c\x32Y\n\x0eTurnKeyService\x12G\n\nGetTurnKey\x12\x1b.etude.v1.GetTurnKeyRequest\x1a\x1c.etude.v1.GetTurnKeyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,19 +34,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'etude.v1.turns_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TURNRECORD']._serialized_start=85
-  _globals['_TURNRECORD']._serialized_end=707
-  _globals['_WITHHELDTOKENS']._serialized_start=709
-  _globals['_WITHHELDTOKENS']._serialized_end=760
-  _globals['_TURNTOKENS']._serialized_start=762
-  _globals['_TURNTOKENS']._serialized_end=837
-  _globals['_SEALEDTOKENS']._serialized_start=839
-  _globals['_SEALEDTOKENS']._serialized_end=952
-  _globals['_TURNSEGMENT']._serialized_start=954
-  _globals['_TURNSEGMENT']._serialized_end=1035
-  _globals['_GETTURNKEYREQUEST']._serialized_start=1037
-  _globals['_GETTURNKEYREQUEST']._serialized_end=1086
-  _globals['_GETTURNKEYRESPONSE']._serialized_start=1088
-  _globals['_GETTURNKEYRESPONSE']._serialized_end=1173
-  _globals['_TURNKEYSERVICE']._serialized_start=1175
-  _globals['_TURNKEYSERVICE']._serialized_end=1264
+  _globals['_TURNRECORD']._serialized_end=724
+  _globals['_WITHHELDTOKENS']._serialized_start=726
+  _globals['_WITHHELDTOKENS']._serialized_end=777
+  _globals['_TURNTOKENS']._serialized_start=779
+  _globals['_TURNTOKENS']._serialized_end=854
+  _globals['_SEALEDTOKENS']._serialized_start=856
+  _globals['_SEALEDTOKENS']._serialized_end=969
+  _globals['_TURNSEGMENT']._serialized_start=971
+  _globals['_TURNSEGMENT']._serialized_end=1052
+  _globals['_GETTURNKEYREQUEST']._serialized_start=1054
+  _globals['_GETTURNKEYREQUEST']._serialized_end=1103
+  _globals['_GETTURNKEYRESPONSE']._serialized_start=1105
+  _globals['_GETTURNKEYRESPONSE']._serialized_end=1190
+  _globals['_TURNKEYSERVICE']._serialized_start=1192
+  _globals['_TURNKEYSERVICE']._serialized_end=1281
 # @@protoc_insertion_point(module_scope)

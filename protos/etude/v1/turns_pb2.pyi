@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TurnRecord(_message.Message):
-    __slots__ = ("turn_id", "rollout_id", "branch", "parent_branch", "compaction_of", "tenant", "user", "consent", "arm", "experiment", "is_side", "time_unix_nanos", "config_hash", "num_prefix_tokens", "prompt_token_ids", "token_ids", "logprobs", "spans", "finish_reason", "temperature", "num_calls", "num_broken_calls", "asks_question", "user_digest", "sealed", "withheld")
+    __slots__ = ("turn_id", "rollout_id", "branch", "parent_branch", "compaction_of", "tenant", "user", "consent", "arm", "experiment", "is_side", "time_unix_nanos", "config_hash", "num_prefix_tokens", "prompt_token_ids", "token_ids", "logprobs", "spans", "finish_reason", "temperature", "num_calls", "num_broken_calls", "asks_question", "user_digest", "sealed", "withheld", "run_uid")
     TURN_ID_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
     BRANCH_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class TurnRecord(_message.Message):
     USER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
     WITHHELD_FIELD_NUMBER: _ClassVar[int]
+    RUN_UID_FIELD_NUMBER: _ClassVar[int]
     turn_id: str
     rollout_id: str
     branch: str
@@ -62,7 +63,8 @@ class TurnRecord(_message.Message):
     user_digest: str
     sealed: SealedTokens
     withheld: WithheldTokens
-    def __init__(self, turn_id: _Optional[str] = ..., rollout_id: _Optional[str] = ..., branch: _Optional[str] = ..., parent_branch: _Optional[str] = ..., compaction_of: _Optional[str] = ..., tenant: _Optional[str] = ..., user: _Optional[str] = ..., consent: _Optional[str] = ..., arm: _Optional[str] = ..., experiment: _Optional[str] = ..., is_side: _Optional[bool] = ..., time_unix_nanos: _Optional[int] = ..., config_hash: _Optional[bytes] = ..., num_prefix_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., spans: _Optional[_Iterable[_Union[_weights_pb2.PolicySpan, _Mapping]]] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., temperature: _Optional[float] = ..., num_calls: _Optional[int] = ..., num_broken_calls: _Optional[int] = ..., asks_question: _Optional[bool] = ..., user_digest: _Optional[str] = ..., sealed: _Optional[_Union[SealedTokens, _Mapping]] = ..., withheld: _Optional[_Union[WithheldTokens, _Mapping]] = ...) -> None: ...
+    run_uid: str
+    def __init__(self, turn_id: _Optional[str] = ..., rollout_id: _Optional[str] = ..., branch: _Optional[str] = ..., parent_branch: _Optional[str] = ..., compaction_of: _Optional[str] = ..., tenant: _Optional[str] = ..., user: _Optional[str] = ..., consent: _Optional[str] = ..., arm: _Optional[str] = ..., experiment: _Optional[str] = ..., is_side: _Optional[bool] = ..., time_unix_nanos: _Optional[int] = ..., config_hash: _Optional[bytes] = ..., num_prefix_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., spans: _Optional[_Iterable[_Union[_weights_pb2.PolicySpan, _Mapping]]] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., temperature: _Optional[float] = ..., num_calls: _Optional[int] = ..., num_broken_calls: _Optional[int] = ..., asks_question: _Optional[bool] = ..., user_digest: _Optional[str] = ..., sealed: _Optional[_Union[SealedTokens, _Mapping]] = ..., withheld: _Optional[_Union[WithheldTokens, _Mapping]] = ..., run_uid: _Optional[str] = ...) -> None: ...
 
 class WithheldTokens(_message.Message):
     __slots__ = ("rules", "num_tokens")

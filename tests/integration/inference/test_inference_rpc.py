@@ -75,7 +75,7 @@ async def replica(tmp_path: Path) -> AsyncIterator[Replica]:
     )
     server = Server(SERVICES)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(
-        InferenceServicer(engine=engine, http_port=7011), server.grpc_server
+        InferenceServicer(engine=engine, http_port=7011, run_uid="run-1"), server.grpc_server
     )
     weights_pb2_grpc.add_WeightServiceServicer_to_server(
         WeightServicer(receiver), server.grpc_server
@@ -118,6 +118,7 @@ async def test_a_stream_carries_the_same_tokens_piece_by_piece(replica: Replica)
     assert [t for piece in pieces for t in piece.token_ids] == list(whole.token_ids)
     assert len(pieces) == 8
     assert [bool(piece.spans) for piece in pieces] == [False] * 7 + [True]
+    assert [piece.run_uid for piece in pieces] == ["run-1"] + [""] * 7
 
 
 async def test_messages_of_some_tokens_each_carry_all_spans_so_far(replica: Replica) -> None:

@@ -25,6 +25,7 @@ def turn(  # noqa: PLR0913 - one for each field that tests vary
     version: VersionId = V1,
     is_side: bool = False,
     tenant: str = "acme",
+    run_uid: str = "run-1",
 ) -> turns_pb2.TurnRecord:
     """One turn."""
     span = weights_pb2.PolicySpan(
@@ -47,6 +48,7 @@ def turn(  # noqa: PLR0913 - one for each field that tests vary
         logprobs=[-0.5] * len(sampled),
         spans=[span],
         finish_reason=inference_pb2.FINISH_REASON_STOP,
+        run_uid=run_uid,
     )
 
 

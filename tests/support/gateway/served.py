@@ -48,6 +48,7 @@ class PlayedEngine(inference_pb2_grpc.InferenceServiceServicer):
     """Before each message."""
     number: int = 3
     """Of the policy version."""
+    run_uid: str = "run-1"
     requests: list[inference_pb2.GenerateRequest] = field(default_factory=list)
     is_cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -69,6 +70,7 @@ class PlayedEngine(inference_pb2_grpc.InferenceServiceServicer):
                 token_ids=ids[start:end],
                 logprobs=[-0.25] * (end - start),
                 spans=[weights_pb2.PolicySpan(sampled=version, context=version, end=end)],
+                run_uid="" if start else self.run_uid,
             )
             if end == len(ids):
                 is_end = ids[-1] in self.chat.end_ids

@@ -196,6 +196,7 @@ async def test_a_record_has_all_that_training_needs(
         "stable",
     )
     assert len(record.config_hash) == 16
+    assert record.run_uid == "run-1"
 
 
 async def test_the_config_hash_changes_with_the_prompt_and_not_with_the_question(

@@ -105,6 +105,7 @@ async def record_turn(branch: Branch) -> turns_pb2.TurnRecord:
         branch=branch,
         num_tokens=len(branch.token_ids),
         completion=Completion(branch.token_ids[-1:], [-0.5], spans, FinishReason.STOP),
+        run_uid="run-1",
         parts=TurnParts("", "", ()),
     )
     recorder.record(turn)

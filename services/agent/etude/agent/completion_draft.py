@@ -26,6 +26,8 @@ class CompletionDraft:
     finish: FinishReason | None = None
     num_calls: int = 0
     """Calls that sampled any of the tokens."""
+    run_uids: set[str] = field(default_factory=set)
+    """Runs whose versions sampled them, as far as engines name these."""
     _offset: int = 0
     """Tokens of earlier calls."""
     _span_offset: int = 0
@@ -40,6 +42,8 @@ class CompletionDraft:
         """Append a message of the present call."""
         self.token_ids += message.token_ids
         self.logprobs += message.logprobs
+        if message.run_uid:
+            self.run_uids.add(message.run_uid)
         if message.spans:
             spans = [_read_span(span, self._offset) for span in message.spans]
             self.spans[self._span_offset :] = spans

@@ -43,6 +43,8 @@ class SampledTurn(NamedTuple):
     num_tokens: int
     """Of the branch, up to the end of this turn."""
     completion: Completion
+    run_uid: str
+    """Of the versions that sampled it."""
     parts: TurnParts
 
 
@@ -174,6 +176,7 @@ def make_record(turn: SampledTurn, config_hash: bytes) -> turns_pb2.TurnRecord:
         num_calls=max(len(turn.parts.calls), int(turn.parts.is_malformed)),
         num_broken_calls=int(turn.parts.is_malformed),
         asks_question=_asks_question(turn.parts),
+        run_uid=turn.run_uid,
     )
 
 

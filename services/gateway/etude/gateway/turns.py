@@ -214,7 +214,7 @@ class _RunningTurn:
                         yield piece
         completion = draft.completion()
         self._check(completion, max_tokens)
-        finished, parts = self._finish(completion)
+        finished, parts = self._finish(completion, run_uid=",".join(sorted(draft.run_uids)))
         if self.request.stream:
             for piece in self.splitter.finish(parts):
                 yield piece
@@ -253,7 +253,7 @@ class _RunningTurn:
             log.error("turn %s: %s", self.turn_id, wrong)
             raise UnavailableError("an engine answered inconsistently")
 
-    def _finish(self, completion: Completion) -> tuple[FinishedTurn, TurnParts]:
+    def _finish(self, completion: Completion, *, run_uid: str) -> tuple[FinishedTurn, TurnParts]:
         """Read the answer, and add the turn to its session and to the log."""
         chat, prompt, ids = self.service.chat, self.prompt, completion.token_ids
         end = ids[-1] if ids[-1] in chat.end_ids else NO_END
@@ -278,7 +278,7 @@ class _RunningTurn:
             thinking_tokens=count_thinking(chat, ids, is_open=is_open),
         )
         metrics.TURNS.labels(prompt.place).inc()
-        self._add_to_branch(completion, parts)
+        self._add_to_branch(completion, parts, run_uid=run_uid)
         if prompt.conversation is not None:
             calls = () if parts.is_malformed else parts.calls
             # As in a rollout: calls are cut out of the text with its thinking.
@@ -299,7 +299,7 @@ class _RunningTurn:
             for index, call in enumerate(listed)
         )
 
-    def _add_to_branch(self, completion: Completion, parts: TurnParts) -> None:
+    def _add_to_branch(self, completion: Completion, parts: TurnParts, *, run_uid: str) -> None:
         """Extend the branch by the turn, and record it.
 
         Raises:
@@ -326,6 +326,7 @@ class _RunningTurn:
                     branch=branch,
                     num_tokens=len(branch.token_ids),
                     completion=completion,
+                    run_uid=run_uid,
                     parts=parts,
                 )
             )

@@ -38,6 +38,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     engine: PolicyEngine
     http_port: int
+    run_uid: str = ""
+    """Run whose versions are served."""
     instance: str = ""
     """Name of this process in the spans of its tokens."""
     _running: set[str] = field(default_factory=set)
@@ -97,15 +99,18 @@ class _ModelCall:
 
     span: trace.Span
     recomputes_kv: bool
+    run_uid: str
     instance: str
     num_tokens: int = 0
 
     def response(self, piece: TokenChunk) -> inference_pb2.GenerateResponse:
         """The chunk as a message, with spans if it has labels; the last one with finish reason."""
-        self.num_tokens += len(piece.token_ids)
         response = inference_pb2.GenerateResponse(
             token_ids=piece.token_ids, logprobs=piece.logprobs
         )
+        if not self.num_tokens:
+            response.run_uid = self.run_uid
+        self.num_tokens += len(piece.token_ids)
         if piece.admitted is not None:
             spans = policy_spans(
                 piece.labels,
@@ -145,7 +150,7 @@ def _model_call(
             },
         )
     try:
-        yield _ModelCall(span, info.recomputes_kv_cache, service.instance)
+        yield _ModelCall(span, info.recomputes_kv_cache, service.run_uid, service.instance)
     finally:
         span.end()
 

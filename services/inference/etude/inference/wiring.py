@@ -64,7 +64,10 @@ class InferenceRole:
         )
         await self._http.start()
         inference = InferenceServicer(
-            engine=self.replica, http_port=self._http.port, instance=self._instance
+            engine=self.replica,
+            http_port=self._http.port,
+            run_uid=self.run.uid,
+            instance=self._instance,
         )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
             inference, self._server.grpc_server

@@ -123,6 +123,30 @@ async def test_a_rollout_of_which_every_turn_is_withheld_is_masked_as_one_with_a
     assert audit.findings == []
 
 
+async def test_rollouts_of_another_run_with_the_same_version_are_not_trained() -> None:
+    stores = Stores()
+    serve_version(stores.ledger)
+    async with living(stores) as intake:
+        for user in (*USERS, "other", "both"):
+            await send(intake, "shown", user)
+        turns = [turn(user, started_ms=NOW_MS) for user in USERS[1:]]
+        unnamed = turn(USERS[0], started_ms=NOW_MS, run_uid="")
+        other = turn("other", started_ms=NOW_MS, run_uid="run-2")
+        both = [
+            turn("both", started_ms=NOW_MS),
+            turn("both", started_ms=NOW_MS, prefix=5, run_uid="run-2"),
+        ]
+        write_turns(stores.ledger, [*turns, unnamed, other, *both])
+        await run(build(intake))
+        audit = audit_windows(stores.ledger, SECRET, uid="test")
+    manifest = windows.read_window(stores.ledger, 1)
+    assert {each.user for each in manifest.rollouts} == {
+        SECRET.user_id("acme", user).digest for user in USERS
+    }
+    assert audit.masked == {"VersionNotServed": 1, "MixedVersions": 1}
+    assert audit.findings == []
+
+
 async def test_a_rollout_waits_for_its_horizon_and_an_old_window_closes_with_fewer() -> None:
     stores = Stores()
     serve_version(stores.ledger)

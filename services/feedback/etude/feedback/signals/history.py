@@ -45,6 +45,8 @@ class ServedTurn(NamedTuple):
     asks_question: bool
     """It has no call, and ends with a question to the user."""
     is_side: bool
+    run_uid: str = ""
+    """Run of the version; empty if its engine did not name it."""
     is_withheld: bool = False
     """Its record has no tokens, as redaction found something in it or before it."""
 
@@ -87,7 +89,17 @@ class RolloutHistory:
     def policy(self) -> VersionId | None:
         """Version that sampled all tokens of its main turns; None if there were several."""
         versions = {turn.policy for turn in self.main_turns}
-        return versions.pop() if len(versions) == 1 else None
+        return versions.pop() if len(versions) == 1 and len(self._run_uids) <= 1 else None
+
+    @property
+    def run_uid(self) -> str:
+        """Run of that version; empty if none is named, or several are."""
+        run_uids = self._run_uids
+        return run_uids.pop() if len(run_uids) == 1 else ""
+
+    @property
+    def _run_uids(self) -> set[str]:
+        return {turn.run_uid for turn in self.main_turns if turn.run_uid}
 
     @property
     def config(self) -> str:
@@ -149,6 +161,7 @@ def read_turn(record: turns_pb2.TurnRecord, place: TurnPlace, *, stored_ms: int 
         num_broken_calls=min(record.num_broken_calls, record.num_calls),
         asks_question=record.asks_question,
         is_side=record.is_side,
+        run_uid=record.run_uid,
         is_withheld=record.HasField("withheld"),
     )
 

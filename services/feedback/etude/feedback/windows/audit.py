@@ -163,8 +163,10 @@ def _check_origin(
     if evidence.tenant not in {"", rollout.tenant}:
         audit.report("tenant", f"{where}: it is of tenant {rollout.tenant}")
     # Later turns of a settled rollout are not trained, and may be of another version.
-    if manifest.policy not in {turn.policy for turn in history.main_turns}:
-        audit.report("version", f"{where}: {manifest.policy} sampled no turn of it")
+    turns = [turn for turn in history.main_turns if turn.run_uid in {"", manifest.run_uid}]
+    if manifest.policy not in {turn.policy for turn in turns}:
+        what = f"{manifest.policy} of run {manifest.run_uid} sampled no turn of it"
+        audit.report("version", f"{where}: {what}")
 
 
 def _check_consent(

@@ -74,7 +74,7 @@ class WindowBuilder:
             StoreError: a store did not answer; the next pass goes on.
         """
         self._versions.refresh()
-        if not self._versions.runs:
+        if not self._versions.ever:
             return
         for number in windows.list_windows(self.store, after=self.last_window):
             self._take_over(windows.read_window(self.store, number))
@@ -110,7 +110,7 @@ class WindowBuilder:
         return select_window(
             self.waiting,
             self.rules,
-            served=versions.runs.keys(),
+            served=versions.ever,
             current=versions.current,
             now_ms=self.clock_ms(),
         )
@@ -135,8 +135,8 @@ class WindowBuilder:
         self._delete_refused(masks)
         draft = WindowDraft(
             number=self.last_window + 1,
-            run_uid=self._versions.runs[selection.version],
-            version=selection.version,
+            run_uid=selection.policy.run_uid,
+            version=selection.policy.version,
             opened_ms=selection.opened_ms,
             closed_ms=self.clock_ms(),
             last_sequence=self._ledger_feed.position,

@@ -4,9 +4,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence, Set
 from typing import NamedTuple
 
-from etude.common.weights import VersionId
 from etude.feedback.ledger.user_keys import UserId
 from etude.feedback.signals.history import RolloutHistory
+from etude.feedback.windows.served_versions import RunVersion
 from etude.feedback.windows.settings import WindowRules
 from etude.feedback.windows.waiting import WaitingRollouts
 
@@ -26,7 +26,7 @@ class SettledRollout(NamedTuple):
 class WindowSelection(NamedTuple):
     """A window that is due."""
 
-    version: VersionId
+    policy: RunVersion
     opened_ms: int
     """Time at which its first rollout was settled."""
     histories: Sequence[RolloutHistory]
@@ -38,8 +38,8 @@ def select_window(
     waiting: WaitingRollouts,
     rules: WindowRules,
     *,
-    served: Set[VersionId],
-    current: Set[VersionId],
+    served: Set[RunVersion],
+    current: Set[RunVersion],
     now_ms: int,
 ) -> WindowSelection | None:
     """Select the rollouts of a window that is due; None if there is none.
@@ -52,31 +52,41 @@ def select_window(
         now_ms: time of the server.
     """
     masks: dict[str, str] = {}
-    groups: dict[VersionId, list[SettledRollout]] = defaultdict(list)
+    groups: dict[RunVersion, list[SettledRollout]] = defaultdict(list)
     for each in _find_settled(waiting, rules, now_ms=now_ms):
         history = each.history
-        mask, version = waiting.find_mask(history), history.policy
+        mask, policy = waiting.find_mask(history), _find_served(history, served)
         if rules.tenant and history.user.tenant != rules.tenant:
             mask = OTHER_TENANT
-        if mask or version is None or version not in served:
+        if mask or policy is None:
             masks[history.rollout] = mask or "VersionNotServed"
         else:
-            groups[version].append(each)
+            groups[policy].append(each)
     oldest_ms = now_ms - int(1_000 * rules.max_age_s)
-    due: list[VersionId] = []
-    for version, group in sorted(groups.items()):
+    due: list[RunVersion] = []
+    for policy, group in sorted(groups.items()):
         is_old = group[0].settled_ms <= oldest_ms
         num_users = len({each.history.user for each in group})
         fewest = rules.min_rollouts if is_old else rules.num_rollouts
         if len(group) >= fewest and num_users >= FEWEST_USERS:
-            due.append(version)
-        elif is_old and version not in current:
+            due.append(policy)
+        elif is_old and policy not in current:
             masks.update((each.history.rollout, "VersionNotServed") for each in group)
     if not due:
         return None
     chosen = _take_in_turn(groups[due[0]], rules.num_rollouts)
     opened_ms = min(each.settled_ms for each in chosen)
     return WindowSelection(due[0], opened_ms, [each.history for each in chosen], masks)
+
+
+def _find_served(history: RolloutHistory, served: Set[RunVersion]) -> RunVersion | None:
+    """Served version that sampled a rollout; of any run, where its engines did not name theirs."""
+    if history.policy is None:
+        return None
+    if history.run_uid:
+        policy = RunVersion(history.run_uid, history.policy)
+        return policy if policy in served else None
+    return max((each for each in served if each.version == history.policy), default=None)
 
 
 def _find_settled(

@@ -1,10 +1,18 @@
 """Versions that the channels of a route serve, and those that they served."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from etude.common.blobs import Store
 from etude.common.release.channels import CHANNELS, ChannelRecord, read_record
 from etude.common.weights import VersionId
+
+
+class RunVersion(NamedTuple):
+    """A version of one run: others that share the store have the same numbers."""
+
+    run_uid: str
+    version: VersionId
 
 
 @dataclass(slots=True)
@@ -12,16 +20,18 @@ class ServedVersions:
     """A fold over the records of all channels, read once each; blocks."""
 
     store: Store
-    runs: dict[VersionId, str] = field(default_factory=dict)
-    """Uid of the run of each version that a channel ever served."""
+    ever: set[RunVersion] = field(default_factory=set)
+    """Versions that a channel ever served."""
     _newest: dict[str, ChannelRecord] = field(default_factory=dict)
     """By channel."""
 
     @property
-    def current(self) -> frozenset[VersionId]:
+    def current(self) -> frozenset[RunVersion]:
         """Versions that a channel serves now."""
         served = (record.served for record in self._newest.values())
-        return frozenset(each.version for each in served if each is not None)
+        return frozenset(
+            RunVersion(each.run_uid, each.version) for each in served if each is not None
+        )
 
     def refresh(self) -> None:
         """Read the records that were appended since the last call.
@@ -41,4 +51,4 @@ class ServedVersions:
             record = read_record(self.store, channel, int(digits))
             self._newest[channel] = record
             if record.served is not None:
-                self.runs[record.served.version] = record.served.run_uid
+                self.ever.add(RunVersion(record.served.run_uid, record.served.version))
