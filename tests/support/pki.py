@@ -78,11 +78,22 @@ class Authority:
         trusts: bytes = b"",
     ) -> dict[str, bytes]:
         """Files of a certificate, by name."""
-        key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [
             x509.UniformResourceIdentifier(identity.uri),
             x509.DNSName(identity.server_name),
         ]
+        return self.certify(names, begins=begins, ends=ends, trusts=trusts)
+
+    def certify(
+        self,
+        names: list[x509.GeneralName],
+        *,
+        begins: datetime.datetime | None = None,
+        ends: datetime.datetime | None = None,
+        trusts: bytes = b"",
+    ) -> dict[str, bytes]:
+        """Files of a certificate for some names, by name of the file."""
+        key = ec.generate_private_key(ec.SECP256R1())
         begins, ends = begins or now() - HOUR, ends or now() + HOUR
         certificate = (
             self._builder(x509.Name([]), key, begins, ends)

@@ -1,6 +1,7 @@
 """Real servers of NATS and Kafka, and relays as processes that are killed."""
 
 import asyncio
+import ipaddress
 import json
 import os
 import runpy
@@ -9,11 +10,14 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
+from cryptography import x509
 from tests.support import needs
 from tests.support.feedback import events as examples
 from tests.support.feedback.process import FeedbackProcess, free_port
+from tests.support.pki import Authority
 
 ROOT = Path(__file__).parents[3]
 START_S = 60.0
@@ -24,8 +28,8 @@ KAFKA_PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners=PLAINTEXT://127.0.0.1:{plain},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{plain}
 controller.listener.names=CONTROLLER
 log.dirs={folder}/data
 auto.create.topics.enable=false
@@ -36,45 +40,98 @@ transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=1
 """
+KAFKA_TLS = """\
+listeners=PLAINTEXT://127.0.0.1:{plain},SSL://127.0.0.1:{tls},SASL_SSL://127.0.0.1:{sasl},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SSL://127.0.0.1:{tls},SASL_SSL://127.0.0.1:{sasl}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_SSL:SASL_SSL,CONTROLLER:PLAINTEXT
+ssl.keystore.type=PEM
+ssl.keystore.location={both}
+ssl.truststore.type=PEM
+ssl.truststore.location={authority}
+listener.name.ssl.ssl.client.auth=required
+sasl.enabled.mechanisms=SCRAM-SHA-512
+listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config={login} required;
+"""
+LOGIN = "org.apache.kafka.common.security.scram.ScramLoginModule"
+USER, PASSWORD = "relay", "correct-horse"
+
+
+class Certificates(NamedTuple):
+    """Files of a server on this machine, or of a relay."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+    both: Path
+    """Certificate and key in one file."""
+
+    @classmethod
+    def make(cls, folder: Path) -> "Certificates":
+        """Make an authority, and a certificate for 127.0.0.1."""
+        folder.mkdir()
+        files = Authority().certify([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        files["both"] = files["tls.crt"] + files["tls.key"]
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+        return cls(*(folder / name for name in ("ca.crt", "tls.crt", "tls.key", "both")))
 
 
 @asynccontextmanager
-async def nats_server(folder: Path) -> AsyncIterator[str]:
+async def nats_server(folder: Path, tls: Certificates | None = None) -> AsyncIterator[str]:
     """A server with JetStream on a folder, by its URL."""
     binary = _find("nats_server")
     port = free_port()
+    words = ["-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder)]
+    if tls is not None:
+        words += ["--tls", "--tlscert", str(tls.certificate), "--tlskey", str(tls.key)]
     process = await asyncio.create_subprocess_exec(
-        *(str(binary), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder)),
-        stderr=asyncio.subprocess.DEVNULL,
+        *(str(binary), *words), stderr=asyncio.subprocess.DEVNULL
     )
     try:
         await _wait_for_port(port)
-        yield f"nats://127.0.0.1:{port}"
+        yield f"{'tls' if tls else 'nats'}://127.0.0.1:{port}"
     finally:
         process.kill()
         await process.wait()
 
 
+class KafkaBroker(NamedTuple):
+    """Addresses of one broker."""
+
+    plain: str
+    by_certificate: str
+    """Over TLS, for clients with a certificate; only of a broker that has one itself."""
+    by_password: str
+    """Over TLS, for the user relay."""
+
+
 @asynccontextmanager
-async def kafka_broker(folder: Path) -> AsyncIterator[str]:
-    """A broker of one node in KRaft mode, by its address."""
+async def kafka_broker(folder: Path, tls: Certificates | None = None) -> AsyncIterator[KafkaBroker]:
+    """A broker of one node in KRaft mode."""
     jars = _find("kafka_jars")
     await asyncio.to_thread(folder.mkdir)
-    port, controller = free_port(), free_port()
-    properties = KAFKA_PROPERTIES.format(port=port, controller=controller, folder=folder)
-    (folder / "server.properties").write_text(properties)
+    ports = dict(
+        zip(("plain", "tls", "sasl", "controller"), (free_port() for _ in range(4)), strict=True)
+    )
+    properties = KAFKA_PROPERTIES + (KAFKA_TLS if tls else "")
+    files = tls._asdict() if tls else {}
+    text = properties.format(folder=folder, login=LOGIN, **ports, **files)
+    (folder / "server.properties").write_text(text)
     java = ("java", *JAVA, "-cp", f"{jars}/*")
     settings = str(folder / "server.properties")
     words = ("kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", settings)
+    user = ("--add-scram", f"SCRAM-SHA-512=[name={USER},password={PASSWORD}]")
     with (folder / "log").open("wb") as log:
-        formatting = await asyncio.create_subprocess_exec(*java, *words, stdout=log, stderr=log)
+        formatting = await asyncio.create_subprocess_exec(
+            *java, *words, *(user if tls else ()), stdout=log, stderr=log
+        )
         assert await formatting.wait() == 0, (folder / "log").read_text()
         process = await asyncio.create_subprocess_exec(
             *java, "kafka.Kafka", settings, stdout=log, stderr=log
         )
     try:
-        await _wait_for_port(port)
-        yield f"127.0.0.1:{port}"
+        await _wait_for_port(ports["plain"])
+        yield KafkaBroker(*(f"127.0.0.1:{ports[name]}" for name in ("plain", "tls", "sasl")))
     finally:
         process.kill()
         await process.wait()

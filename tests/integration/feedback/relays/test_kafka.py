@@ -12,7 +12,16 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from tests.support.feedback import events as examples
 from tests.support.feedback.process import FeedbackProcess
-from tests.support.feedback.relays import DONE_S, Relay, kafka_broker, post, until
+from tests.support.feedback.relays import (
+    DONE_S,
+    PASSWORD,
+    USER,
+    Certificates,
+    Relay,
+    kafka_broker,
+    post,
+    until,
+)
 
 from etude.feedback.relays.kafka_topics import KafkaSettings
 
@@ -21,12 +30,16 @@ NUM_EVENTS = 300
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[str]:
-    async with kafka_broker(tmp_path / "kafka") as servers:
-        admin = AIOKafkaAdminClient(bootstrap_servers=servers)
-        await admin.start()
-        await admin.create_topics([NewTopic("in", 3, 1), NewTopic("out", 1, 1)])
-        await admin.close()
-        yield servers
+    async with kafka_broker(tmp_path / "kafka") as broker:
+        await make_topics(broker.plain)
+        yield broker.plain
+
+
+async def make_topics(servers: str) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
+    await admin.start()
+    await admin.create_topics([NewTopic("in", 3, 1), NewTopic("out", 1, 1)])
+    await admin.close()
 
 
 def env(servers: str, topic: str, **more: str) -> dict[str, str]:
@@ -138,6 +151,47 @@ async def test_every_usable_event_is_published_once_and_in_order(
     assert sequences == sorted(set(sequences))
 
 
+async def test_relays_reach_a_broker_over_tls_with_a_password_and_with_a_certificate(
+    tmp_path: Path, service: FeedbackProcess, relays: list[Relay]
+) -> None:
+    tls = Certificates.make(tmp_path / "certificates")
+    (tmp_path / "password").write_text(f"{PASSWORD}\n")
+    (tmp_path / "wrong").write_text("other")
+    trust = {"ETUDE_KAFKA_CA_FILE": str(tls.authority)}
+    identity = {"ETUDE_KAFKA_IDENTITY_FILE": str(tls.both)}
+    login = {"ETUDE_KAFKA_USER": USER, "ETUDE_KAFKA_PASSWORD_FILE": str(tmp_path / "password")}
+    async with kafka_broker(tmp_path / "kafka", tls) as broker:
+        await make_topics(broker.plain)
+        relays += [
+            Relay("from-kafka", service, env(broker.by_password, "in", **trust, **login)),
+            Relay("to-kafka", service, env(broker.by_certificate, "out", **trust, **identity)),
+        ]
+        for relay in relays:
+            await relay.start()
+        producer = AIOKafkaProducer(bootstrap_servers=broker.plain)
+        await producer.start()
+        await producer.send_and_wait("in", examples.encoded(id="1"))
+        await producer.stop()
+
+        async def has_arrived() -> bool:
+            return [json.loads(each.value)["id"] for each in await read(broker.plain, "out")] == [
+                "1"
+            ]
+
+        await until(has_arrived)
+        wrong = {"ETUDE_KAFKA_PASSWORD_FILE": str(tmp_path / "wrong")}
+        for servers, access in (
+            (broker.by_certificate, trust),
+            (broker.by_password, identity | login),  # trusts other authorities
+            (broker.by_password, trust | login | wrong),
+        ):
+            process = await Relay("to-kafka", service, env(servers, "out", **access)).start()
+            _, told = await asyncio.wait_for(process.communicate(), DONE_S)
+            assert process.returncode == 78, told
+            assert b"cannot be reached" in told
+            assert b"Traceback" not in told
+
+
 async def test_a_topic_that_is_not_there_or_has_no_order_is_named(
     broker: str, tmp_path: Path
 ) -> None:
@@ -159,6 +213,10 @@ async def test_a_topic_that_is_not_there_or_has_no_order_is_named(
     [
         ({"ETUDE_KAFKA_SERVERS": "kafka"}, "is no host:port"),
         ({"ETUDE_KAFKA_CA_FILE": "/no/file"}, "No such file"),
+        (
+            {"ETUDE_KAFKA_USER": "relay", "ETUDE_KAFKA_PASSWORD_FILE": "/no/file"},
+            "ETUDE_KAFKA_PASSWORD_FILE",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named(change: dict[str, str], problem: str) -> None:

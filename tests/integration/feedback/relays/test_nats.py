@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig
 from tests.support.feedback import events as examples
 from tests.support.feedback.process import FeedbackProcess
-from tests.support.feedback.relays import DONE_S, Relay, nats_server, post, until
+from tests.support.feedback.relays import DONE_S, Certificates, Relay, nats_server, post, until
 
 from etude.feedback.relays.command import RelaySettings
 from etude.feedback.relays.nats_streams import NatsSettings
@@ -131,6 +132,36 @@ async def test_every_usable_event_is_published_once_and_in_order(
     assert [json.loads(message.data or b"")["id"] for message in messages] == expected
     sequences = [int((message.headers or {})["Etude-Sequence"]) for message in messages]
     assert sequences == sorted(set(sequences))
+
+
+async def test_relays_reach_a_server_over_tls_that_they_can_prove(
+    client: Client, url: str, tmp_path: Path, service: FeedbackProcess, relays: list[Relay]
+) -> None:
+    tls = Certificates.make(tmp_path / "certificates")
+    trust = {"ETUDE_NATS_CA_FILE": str(tls.authority)}
+    async with nats_server(tmp_path / "nats-tls", tls) as secure:
+        context = ssl.create_default_context(cafile=tls.authority)
+        sender = await nats.connect(secure, tls=context)
+        await sender.jetstream().add_stream(name=STREAM, subjects=[SUBJECT])
+        await sender.jetstream().publish(SUBJECT, examples.encoded(id="1"))
+        await sender.close()
+        relays.append(Relay("from-nats", service, env(secure, **trust)))
+        await relays[0].start()
+
+        async def is_stored() -> bool:
+            return await service.export() == ["1"]
+
+        await until(is_stored)
+        plain = url.replace("nats://", "tls://")
+        for address, access, problem in (
+            (secure, {}, b"certificate verify failed"),
+            (plain, trust, b"does not ask for TLS"),
+        ):
+            process = await Relay("from-nats", service, env(address, **access)).start()
+            _, told = await asyncio.wait_for(process.communicate(), DONE_S)
+            assert process.returncode == 78, told
+            assert b"cannot be reached" in told
+            assert problem in told
 
 
 async def test_a_log_that_lost_its_newest_event_is_not_begun_again_unasked(

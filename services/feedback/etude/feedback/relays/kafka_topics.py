@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
@@ -36,6 +37,9 @@ class KafkaSettings:
     """Name under which relays share the topic."""
     tls: ssl.SSLContext | None
     """None on this machine alone."""
+    user: str = ""
+    """For SASL/SCRAM; empty without it."""
+    password: str = field(default="", repr=False)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
@@ -59,19 +63,31 @@ class KafkaSettings:
                     tls.load_cert_chain(identity)
             except OSError as error:  # also of SSL
                 raise ValueError(f"ETUDE_KAFKA_…_FILE: {error}") from error
+        user, password = env.get("ETUDE_KAFKA_USER", ""), ""
+        if user:
+            try:
+                password = Path(env["ETUDE_KAFKA_PASSWORD_FILE"]).read_text("utf-8").strip()
+            except (OSError, ValueError) as error:
+                raise ValueError(f"ETUDE_KAFKA_PASSWORD_FILE: {error}") from error
         return cls(
             servers=servers,
             topic=env["ETUDE_KAFKA_TOPIC"],
             group=env.get("ETUDE_KAFKA_GROUP", "etude-feedback"),
             tls=tls,
+            user=user,
+            password=password,
         )
 
     def access(self) -> dict[str, Any]:
         """Arguments of every client."""
+        protocol = "SSL" if self.tls else "PLAINTEXT"
         return {
             "bootstrap_servers": self.servers,
-            "security_protocol": "SSL" if self.tls else "PLAINTEXT",
+            "security_protocol": f"SASL_{protocol}" if self.user else protocol,
             "ssl_context": self.tls,
+            "sasl_mechanism": "SCRAM-SHA-512",
+            "sasl_plain_username": self.user or None,
+            "sasl_plain_password": self.password or None,
         }
 
     @property

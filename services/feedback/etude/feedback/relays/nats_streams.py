@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-import nats
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, Header
+from typing_extensions import override
 
 from etude.common.errors import Problem, UnavailableError, UserError
 from etude.common.settings_fields import parse_path
@@ -76,11 +76,13 @@ class NatsSettings:
         Raises:
             UserError: the server does not answer, or does not let the relay in.
         """
-        tls = ssl.create_default_context(cafile=self.ca_file) if self.ca_file else None
+        is_secure = urllib.parse.urlsplit(self.url).scheme == "tls" or self.ca_file is not None
+        client = _TlsClient() if is_secure else Client()
         try:
+            tls = ssl.create_default_context(cafile=self.ca_file) if is_secure else None
             # The number of attempts is for later too: there it has no limit.
             async with asyncio.timeout(_CONNECT_S):
-                return await nats.connect(
+                await client.connect(
                     self.url,
                     name="etude-feedback-relay",
                     tls=tls,
@@ -89,7 +91,9 @@ class NatsSettings:
                     error_cb=_note_error,
                 )
         except (OSError, TimeoutError, nats.errors.Error) as error:
-            raise UserError(self._problem(f"cannot be reached: {error}")) from error
+            what = f"cannot be reached: {client.last_error or error}"
+            raise UserError(self._problem(what)) from error
+        return client
 
     async def open_queue(self) -> "NatsQueue":
         """Open the consumer, and make it if there is none.
@@ -122,6 +126,19 @@ class NatsSettings:
     def _problem(self, what: str) -> Problem:
         fix = f"check ETUDE_NATS_URL, and make it: nats stream add {self.stream}"
         return Problem("Unreachable", what, self.url, fix)
+
+
+class _TlsClient(Client):
+    """A client that sends nothing without TLS: its base speaks it only where the server asks.
+
+    What stands between the two could say that the server does not, and read the events.
+    """
+
+    @override
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if not info.get("tls_required"):
+            raise nats.errors.Error("the server does not ask for TLS")
+        await super()._process_info(info, initial_connection)
 
 
 async def _note_error(error: Exception) -> None:
