@@ -203,6 +203,12 @@ class ApiKeyFile:
         return owners
 
 
+def read_bearer(header: str) -> str:
+    """Key in an Authorization header; empty if it holds none."""
+    scheme, _, key = header.partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
 def require_scope(owner: KeyOwner, *scopes: KeyScope) -> None:
     """Refuse a caller that has none of the scopes.
 

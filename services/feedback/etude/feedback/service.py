@@ -19,6 +19,7 @@ from etude.common.stores import open_run_store
 from etude.feedback.clock import LedgerClock
 from etude.feedback.ingest.app import build_application
 from etude.feedback.ingest.intake import EventIntake
+from etude.feedback.ingest.publish import FeedbackService
 from etude.feedback.ledger.ledger import FeedbackLedger, open_ledger
 from etude.feedback.ledger.user_keys import LedgerSecret
 from etude.feedback.passes import repeat_passes
@@ -43,11 +44,13 @@ async def serve(settings: Settings) -> None:
         if ledger is None:
             await probes.stop()
             return
-        app = build_application(keys, EventIntake(ledger))
+        intake = EventIntake(ledger)
+        app = build_application(keys, intake)
         server = HttpServer(http_config(app, tls_folder=settings.tls_folder))
         tasks = [_end_if_fenced(each) for each in _passes(settings, ledger, stop)]
         if settings.release is not None:
-            releases = await ReleaseServer.start(settings.release, ledger, keys)
+            events = FeedbackService(keys, intake)
+            releases = await ReleaseServer.start(settings.release, ledger, keys, events)
             tasks.append(_end_if_fenced(releases.run(stop)))
         await _serve_until(stop, ledger, tasks, (server, listener), probes)
         await probes.stop()

@@ -38,6 +38,7 @@ SERVERS = {
     "EnvStateService": "node",
     "ReleaseService": "feedback",
     "TurnKeyService": "feedback",
+    "FeedbackService": "feedback",
 }
 IN_RUN = ("trainer", "inference", "rewards")
 IN_POOL = ("broker", "node", "edge")

@@ -59,6 +59,7 @@ ALLOWED_CALLERS: Mapping[str, tuple[AllowedCaller, ...]] = {
     "etude.v1.PoolService": _OPERATOR,
     "etude.v1.ReleaseService": _OPERATOR,
     "etude.v1.TurnKeyService": _GATEWAY,
+    "etude.v1.FeedbackService": _GATEWAY,
     "etude.v1.InferenceService": (*_DRIVERS, *_GATEWAY),
     "etude.v1.WeightService": _DRIVERS,
     "etude.v1.WeightService/GetWeightStatus": (*_DRIVERS, *_GATEWAY),

@@ -24,6 +24,7 @@ from etude.common.api_keys import (
     KeyOwner,
     KeyScope,
     UnauthenticatedError,
+    read_bearer,
     require_scope,
 )
 from etude.common.errors import (
@@ -184,8 +185,7 @@ class FeedbackRoutes:
         return owner
 
     def _identify(self, request: Request) -> tuple[str, KeyOwner]:
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        key = key.strip() if scheme.lower() == "bearer" else ""
+        key = read_bearer(request.headers.get("authorization", ""))
         return key, self.keys.identify(key)
 
 

@@ -1,4 +1,4 @@
-"""Releases of a feedback service: requests over gRPC, and the canary loop."""
+"""The gRPC port of a feedback service, and the canary loop of its releases."""
 
 import asyncio
 from dataclasses import dataclass
@@ -15,21 +15,25 @@ from etude.feedback.release.rules import ReleaseSettings, read_rules
 from etude.feedback.release.service import ReleaseService
 from etude.feedback.release.task import CanaryLoop
 from etude.feedback.turn_keys import TurnKeyService
-from etude.v1 import release_pb2_grpc, turns_pb2_grpc
+from etude.v1 import feedback_pb2_grpc, release_pb2_grpc, turns_pb2_grpc
 
-SERVICES = ("etude.v1.ReleaseService", "etude.v1.TurnKeyService")
+SERVICES = ("etude.v1.ReleaseService", "etude.v1.TurnKeyService", "etude.v1.FeedbackService")
 
 
 @dataclass(slots=True)
 class ReleaseServer:
-    """Answers requests about the releases of a route and for keys, and watches its canary."""
+    """Answers requests about releases and for keys, takes events, and watches the canary."""
 
     loop: CanaryLoop
     server: Server
 
     @classmethod
     async def start(
-        cls, settings: ReleaseSettings, ledger: FeedbackLedger, keys: ApiKeyFile
+        cls,
+        settings: ReleaseSettings,
+        ledger: FeedbackLedger,
+        keys: ApiKeyFile,
+        events: feedback_pb2_grpc.FeedbackServiceServicer,
     ) -> Self:
         """Read rules and decisions, and take requests.
 
@@ -48,6 +52,7 @@ class ReleaseServer:
         release_pb2_grpc.add_ReleaseServiceServicer_to_server(service, server.grpc_server)
         keys_of_turns = TurnKeyService(ledger)
         turns_pb2_grpc.add_TurnKeyServiceServicer_to_server(keys_of_turns, server.grpc_server)
+        feedback_pb2_grpc.add_FeedbackServiceServicer_to_server(events, server.grpc_server)
         await server.start()
         await server.set_ready()
         return cls(CanaryLoop(releases, rollouts, clock), server)

@@ -8,7 +8,7 @@ import grpc
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import override
 
-from etude.common.api_keys import ApiKeyFile, KeyScope, require_scope
+from etude.common.api_keys import ApiKeyFile, KeyScope, read_bearer, require_scope
 from etude.common.errors import InvalidFieldError
 from etude.common.tls.policy import caller_of
 from etude.feedback.clock import LedgerClock
@@ -133,8 +133,7 @@ class ReleaseService(release_pb2_grpc.ReleaseServiceServicer):
         if identity is not None:
             return identity.role
         metadata = {str(name): value for name, value in context.invocation_metadata() or ()}
-        scheme, _, key = str(metadata.get("authorization", "")).partition(" ")
-        key = key.strip() if scheme.lower() == "bearer" else ""
+        key = read_bearer(str(metadata.get("authorization", "")))
         owner = self.keys.identify(key)
         require_scope(owner, KeyScope.ADMIN)
         self.keys.count(key)
