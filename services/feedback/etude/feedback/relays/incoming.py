@@ -119,11 +119,12 @@ def find_problem(data: bytes) -> str:
     """Reason why a message cannot stand in a batch, or empty: it is one JSON object."""
     if len(data) > MAX_EVENT_BYTES:
         return "TooLarge"
+    # As the service reads it: a list is one level deeper, and two values are no event.
     try:
-        is_object = isinstance(pydantic_core.from_json(data, allow_inf_nan=False), dict)
+        values = pydantic_core.from_json(b"[" + data + b"]", allow_inf_nan=False)
     except ValueError:
-        is_object = False
-    return "" if is_object else "InvalidEvent"
+        values = []
+    return "" if len(values) == 1 and isinstance(values[0], dict) else "InvalidEvent"
 
 
 def _first_part(waiting: Sequence[QueuedEvent]) -> Sequence[QueuedEvent]:
