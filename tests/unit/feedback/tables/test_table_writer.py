@@ -143,6 +143,31 @@ async def test_users_who_are_erased_disappear_from_every_table() -> None:
     assert not [data for data in tables if pseudonym("a").encode() in data]
 
 
+async def test_a_new_writer_does_not_bring_back_the_decision_of_an_erased_user() -> None:
+    stores = Stores()
+    async with living(stores) as intake:
+        for user in ("b", "a"):
+            await send(intake, "shown", user)
+        await write(intake.ledger)
+        await intake.ledger.erase_user(UserId("acme", pseudonym("a")), now_ms=NOW_MS)
+        await send(intake, "accepted", "b")
+        await write(intake.ledger)
+        await write(intake.ledger)
+    assert users_of(stores.ledger, "consents") == {pseudonym("b")}
+
+
+async def test_a_user_who_agrees_again_after_an_erasure_has_that_decision() -> None:
+    stores = Stores()
+    async with living(stores, now_ms=NEXT_DAY_MS) as intake:
+        await send(intake, "shown", "a")
+        await intake.ledger.erase_user(UserId("acme", pseudonym("a")), now_ms=NOW_MS)
+        assert await send(intake, "shown", "a", 1, decided="2026-11-03T09:00:00Z") == 202
+        await write(intake.ledger)
+        await write(intake.ledger)
+    assert [row["granted"] for row in read(stores.ledger, "consents")] == [True]
+    assert len(read(stores.ledger, "events")) == 1
+
+
 async def test_a_user_who_takes_consent_back_leaves_events_and_outcomes() -> None:
     stores = Stores()
     await prepare(stores)

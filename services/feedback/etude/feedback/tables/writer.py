@@ -128,8 +128,14 @@ class TableWriter:
         if left := batch.erased | batch.revoked:
             tables.events.drop_users(left)
             tables.outcomes.drop_users(left)
-        consents = self.ledger.state.consents
-        tables.consents.append([row for user, row in batch.consents if user not in batch.erased])
+        consents, erasures = self.ledger.state.consents, tables.waiting.erasures
+        tables.consents.append(
+            [
+                row
+                for user, row in batch.consents
+                if user not in erasures or row["sequence"] > erasures[user].sequence
+            ]
+        )
         tables.events.append(
             [row for user, row in batch.events if user in consents and consents[user].granted]
         )
@@ -138,6 +144,8 @@ class TableWriter:
 def _add_item(batch: _Batch, item: LedgerItem, tables: _StoredTables) -> None:
     """Add an item, unless the stored rows are behind it already."""
     is_new = item.sequence > tables.events.position
+    # The rows behind the last one of consents may have been an erased user's: they come again.
+    may_return = item.sequence > min(tables.events.position, tables.consents.position)
     match item:
         case EventItem() if is_new:
             batch.events.append((item.user, rows.event_row(item)))
@@ -146,7 +154,7 @@ def _add_item(batch: _Batch, item: LedgerItem, tables: _StoredTables) -> None:
         case _:
             pass
     match item:
-        case ErasureItem() if is_new:
+        case ErasureItem() if may_return:
             batch.erased.add(item.user)
         case ConsentItem(granted=False) if is_new:
             batch.revoked.add(item.user)
