@@ -9,11 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from etude.common.errors import UserError
+from etude.demo.realtime.candidates import Candidates, prepare_candidates
+from etude.demo.realtime.figures import Say
 from etude.demo.realtime.first_act import FirstAct, play_first_act
+from etude.demo.realtime.release_stage import open_release_stage
 from etude.demo.realtime.stage import StageSettings, open_stage
-from etude.demo.realtime.warm_up import prepare_policy
+from etude.demo.realtime.summary import PlayedActs
+from etude.demo.realtime.third_act import ThirdAct, play_third_act
+from etude.demo.realtime.warm_up import WarmPolicy, prepare_policy
 from etude.envserver import exit_codes
 
+ACTS = (1, 3)
 MISSED = 1
 """Exit code if a promise is not held."""
 
@@ -25,6 +31,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--users", type=int, default=400, help="of the population")
     parser.add_argument("--windows", type=int, default=4, help="to train")
     parser.add_argument("--horizon-s", type=int, default=5, help="age at which edits count")
+    parser.add_argument(
+        "--act", type=int, choices=ACTS, action="append", help="to play; all unless given"
+    )
     parser.add_argument("--dir", type=Path, default=Path("runs/realtime"), help="of everything")
     parser.add_argument("--json", type=Path, help="file for the figures")
     given = parser.parse_args(arguments)
@@ -35,73 +44,60 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _play(given: argparse.Namespace) -> int:
+    wanted = frozenset(given.act or ACTS)
     policy = prepare_policy(given.dir, given.seed)
+    # Before the time is taken: both are made once.
+    candidates = prepare_candidates(given.dir, policy, given.seed) if 3 in wanted else None
     folder: Path = given.dir / f"seed-{given.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder.mkdir(parents=True)
     started_s = time.monotonic()
-    settings = StageSettings(
-        folder=folder.resolve(),
-        seed=given.seed,
-        num_users=given.users,
-        num_windows=given.windows,
-        horizon_s=given.horizon_s,
-    )
 
     def say(text: str) -> None:
         sys.stdout.write(f"{time.monotonic() - started_s:6.1f} s  {text}\n")
         sys.stdout.flush()
 
-    async def play() -> FirstAct:
-        async with open_stage(settings, policy) as stage:
-            say(f"version {stage.served} is served at {stage.processes.gateway_url}/v1")
-            return await play_first_act(stage, say)
+    async def play() -> PlayedActs:
+        first = await _play_first(given, folder, policy, say) if 1 in wanted else None
+        third = await _play_third(given, folder, policy, candidates, say) if candidates else None
+        return PlayedActs(first=first, third=third)
 
-    act = asyncio.run(play())
+    acts = asyncio.run(play())
     total_s = time.monotonic() - started_s
-    for check in act.checks:
+    for check in acts.checks:
         say(f"{'ok    ' if check.is_held else 'MISSED'} {check.promise:2}  {check.what}")
-    figures = collect_figures(act, total_s)
+    figures = acts.collect_figures(total_s)
     for file in (folder / "realtime.json", given.json):
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
-    sys.stdout.write(f"{summarize(act, total_s)}\n")
-    return 0 if all(check.is_held for check in act.checks) else MISSED
+    sys.stdout.write(f"{acts.summarize(total_s)}\n")
+    return 0 if all(check.is_held for check in acts.checks) else MISSED
 
 
-def collect_figures(act: FirstAct, total_s: float) -> dict[str, float]:
-    """Figures for comparison with other runs."""
-    return {
-        "persistence_before": act.persistence.before,
-        "persistence_after": act.persistence.after,
-        "persistence_ci_low": act.persistence.low,
-        "complaints_before": act.complaints.before,
-        "complaints_after": act.complaints.after,
-        "latency_before": act.latency_before_s,
-        "latency_after": act.latency_after_s,
-        "cycle_s": act.cycle_s,
-        "windows": act.num_windows,
-        "requests": act.num_requests,
-        "failed": act.num_failed,
-        "retried": act.num_retried,
-        "events": act.num_events,
-        "lost": act.num_lost,
-        "twice": act.num_twice,
-        "total_s": total_s,
-    }
+async def _play_first(
+    given: argparse.Namespace, folder: Path, policy: WarmPolicy, say: Say
+) -> FirstAct:
+    async with open_stage(_settle(given, folder / "act-1"), policy) as stage:
+        say(f"version {stage.served} is served at {stage.processes.gateway_url}/v1")
+        return await play_first_act(stage, say)
 
 
-def summarize(act: FirstAct, total_s: float) -> str:
-    """The last line of the demo: what was checked, and nothing else."""
-    return (
-        f"realtime: persistence {act.persistence.describe()}"
-        f" | complaints {act.complaints.describe()}"
-        f" | latency p50 {act.latency_before_s:.2f} -> {act.latency_after_s:.2f} s"
-        f" | windows {act.num_windows} | cycle {act.cycle_s:.0f} s"
-        f" | served {act.num_requests} requests, failed {act.num_failed},"
-        f" retried {act.num_retried}"
-        f" | events {act.num_events}, lost {act.num_lost}, twice {act.num_twice}"
-        f" | total {total_s:.0f} s"
+async def _play_third(
+    given: argparse.Namespace, folder: Path, policy: WarmPolicy, candidates: Candidates, say: Say
+) -> ThirdAct:
+    async with open_release_stage(_settle(given, folder / "act-3"), policy, candidates) as stage:
+        return await play_third_act(stage, policy, say)
+
+
+def _settle(given: argparse.Namespace, folder: Path) -> StageSettings:
+    """Settings of an act in a folder of its own: each has a route."""
+    folder.mkdir()
+    return StageSettings(
+        folder=folder.resolve(),
+        seed=given.seed,
+        num_users=given.users,
+        num_windows=given.windows,
+        horizon_s=given.horizon_s,
     )
 
 

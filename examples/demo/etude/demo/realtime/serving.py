@@ -19,8 +19,8 @@ from etude.operator.local.ports import LOOPBACK, PortRegistry
 
 MODEL = "realtime"
 """Name by which clients ask for the policy."""
-RULES = {"policy": "Manual"}
-"""Of releases: the demo promotes."""
+MANUAL: Mapping[str, object] = {"policy": "Manual"}
+"""Rules of releases: the demo promotes."""
 TENANT, TERMS = "acme", "2026-11"
 START_S = 300.0
 """An engine imports for half a minute on idle cores."""
@@ -28,6 +28,7 @@ STOP_S = 60.0
 _LOOK_S = 0.1
 _REQUESTS = "etude_gateway_requests_total"
 _WAITING = "etude_feedback_waiting_rollouts"
+_CANARY_SHARE = "etude_gateway_canary_share"
 _LIMIT = 10_000_000
 """Requests and events a minute of one key: users of a simulation work at once."""
 
@@ -82,12 +83,15 @@ class RouteProcesses:
     def keys_file(self) -> Path:
         return self.folder / "keys"
 
-    async def start_engine(self, channel: str, run: Mapping[str, object]) -> str:
+    async def start_engine(
+        self, channel: str, run: Mapping[str, object], *, serves_later: bool = False
+    ) -> str:
         """Start an engine that follows a channel, and return its address.
 
         Args:
             channel: its name.
             run: name, uid and spec, as the operator mounts them.
+            serves_later: return before it is ready, as the channel serves nothing yet.
 
         Raises:
             UserError: it did not become ready in time.
@@ -102,7 +106,9 @@ class RouteProcesses:
             "ETUDE_POD": name,
             "ETUDE_CHANNEL": channel,
         }
-        await self._start(name, "etude.inference.main", settings)
+        self._launch(name, "etude.inference.main", settings)
+        if not serves_later:
+            await self._await_ready(name)
         return f"{LOOPBACK}:{self._ports.port(name, 0)}"
 
     async def start_gateway(self, model_uri: str, engines: Mapping[str, Sequence[str]]) -> None:
@@ -132,11 +138,14 @@ class RouteProcesses:
         }
         await self._start("gateway", "etude.gateway.main", settings)
 
-    async def start_feedback(self, settings: Mapping[str, str]) -> None:
+    async def start_feedback(
+        self, settings: Mapping[str, str], rules: Mapping[str, object] = MANUAL
+    ) -> None:
         """Start the feedback service.
 
         Args:
             settings: sizes and times of windows.
+            rules: of releases.
 
         Raises:
             UserError: it did not become ready in time.
@@ -144,10 +153,10 @@ class RouteProcesses:
         secret = self.folder / "secret"
         if not secret.exists():
             secret.write_text(os.urandom(32).hex())
-        rules = self.folder / "release.json"
-        rules.write_text(json.dumps(RULES))
+        rules_file = self.folder / "release.json"
+        rules_file.write_text(json.dumps(rules))
         fixed = {
-            "ETUDE_FEEDBACK_RELEASE": str(rules),
+            "ETUDE_FEEDBACK_RELEASE": str(rules_file),
             "ETUDE_FEEDBACK_RELEASE_PORT": str(self._ports.port("feedback", 2)),
             "ETUDE_FEEDBACK_STORE": self.store,
             "ETUDE_FEEDBACK_KEY_STORE": (self.folder / "user-keys").resolve().as_uri(),
@@ -168,6 +177,10 @@ class RouteProcesses:
     def count_waiting(self) -> int:
         """Served rollouts that the feedback service keeps for a later window."""
         return self._sum_metric("feedback", _WAITING)
+
+    def read_canary_share(self) -> int:
+        """Share of users whom the gateway sends to the canary, in 10,000ths of all."""
+        return self._sum_metric("gateway", _CANARY_SHARE)
 
     def _sum_metric(self, process: str, name: str) -> int:
         address = f"http://{LOOPBACK}:{self._ports.port(process, 1)}/metrics"
@@ -192,6 +205,10 @@ class RouteProcesses:
         Raises:
             UserError: it did not.
         """
+        self._launch(name, module, settings)
+        await self._await_ready(name)
+
+    def _launch(self, name: str, module: str, settings: Mapping[str, str]) -> None:
         probe_port = self._ports.port(name, 1)
         env = {
             **os.environ,
@@ -204,11 +221,14 @@ class RouteProcesses:
         log = self.folder / f"{name}.log"
         process = ChildProcess.start(command, env=env, folder=self.folder, log=log)
         self._running[name] = process
+
+    async def _await_ready(self, name: str) -> None:
+        process, probe_port = self._running[name], self._ports.port(name, 1)
         deadline_s = time.monotonic() + START_S
         while not await asyncio.to_thread(is_ready, probe_port):
             if time.monotonic() > deadline_s:
                 what = f"did not become ready in {START_S:.0f} s: {process.log_tail()}"
-                raise UserError(Problem("Unreachable", what, name, f"see {log}"))
+                raise UserError(Problem("Unreachable", what, name, f"see {name}.log"))
             await asyncio.sleep(_LOOK_S)
 
 

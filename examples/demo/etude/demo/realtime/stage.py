@@ -75,7 +75,7 @@ class Stage:
         decision = await self.releases.promote(
             name, reason, f"promote-{version}", without_gate=True
         )
-        _require("Promote", decision)
+        require_action("Promote", decision)
         self.served = version
 
     async def roll_back(self, to: VersionId, reason: str) -> None:
@@ -86,7 +86,7 @@ class Stage:
         """
         request = f"roll-back-{self.served}"
         decision = await self.releases.roll_back(str(self.served), reason, request)
-        _require("Rollback", decision)
+        require_action("Rollback", decision)
         self.served = to
 
     async def await_served(self) -> None:
@@ -99,9 +99,67 @@ class Stage:
         await self.run.await_value("served version", lambda: self.load.version == wanted or None)
 
 
-class _Clients(NamedTuple):
+class Clients(NamedTuple):
+    """Clients of simulated users."""
+
     openai: openai.AsyncOpenAI
     http: httpx2.AsyncClient
+
+
+@contextlib.asynccontextmanager
+async def open_clients(processes: RouteProcesses) -> AsyncIterator[Clients]:
+    """Open the clients of a route's users."""
+    async with (
+        httpx2.AsyncClient(timeout=_TIMEOUT_S) as http,
+        openai.AsyncOpenAI(
+            base_url=f"{processes.gateway_url}/v1", api_key="-", max_retries=0
+        ) as client,
+    ):
+        yield Clients(client, http)
+
+
+class Visitors(NamedTuple):
+    """All who use a route."""
+
+    keys: RouteKeys
+    refusing: frozenset[str]
+    """Users who did not agree to the terms."""
+    population: Population
+    load: StreamingLoad
+
+
+def bring_visitors(
+    settings: StageSettings, policy: WarmPolicy, processes: RouteProcesses, clients: Clients
+) -> Visitors:
+    """Draw the users of a seed, and write the keys of all."""
+    users = draw_users(settings.num_users, seed=settings.seed)
+    names = [user.name for user in users]
+    refusing = names[: round(REFUSING * len(names))]
+    keys = serving.make_keys(processes.keys_file, names[len(refusing) :], [*refusing, _CLIENT])
+    population = Population(
+        users=users,
+        tasks=read_tasks(policy.tasks),
+        keys=keys.users,
+        client=clients.openai,
+        model=serving.MODEL,
+        sender=EventSender(clients.http, processes.feedback_url, serving.TENANT, serving.TERMS),
+        horizon_s=settings.horizon_s,
+    )
+    client = clients.openai.with_options(api_key=keys.users[_CLIENT])
+    load = StreamingLoad(client, serving.MODEL, population.tasks[0].instruction)
+    return Visitors(keys, frozenset(refusing), population, load)
+
+
+@contextlib.asynccontextmanager
+async def run_load(load: StreamingLoad) -> AsyncIterator[None]:
+    """Let the streaming client ask until the block ends."""
+    # Not in a group: an error of the block would be wrapped.
+    task = asyncio.create_task(load.run(), name="load")
+    try:
+        yield
+    finally:
+        await load.stop()
+        await task
 
 
 @contextlib.asynccontextmanager
@@ -116,27 +174,17 @@ async def open_stage(settings: StageSettings, policy: WarmPolicy) -> AsyncIterat
         warm_up.find_manifest("rlrun.yaml"),
         folder / "run",
         [
-            f"spec.model.uri={policy.model.resolve().as_uri()}",
+            f"spec.model.uri={policy.uri}",
             f"spec.model.seed={settings.seed}",
             f"spec.phases.0.feedback.uri={(folder / 'run').resolve().as_uri()}",
         ],
     )
     processes = RouteProcesses(folder, run.uri)
     try:
-        async with (
-            httpx2.AsyncClient(timeout=_TIMEOUT_S) as http,
-            openai.AsyncOpenAI(
-                base_url=f"{processes.gateway_url}/v1", api_key="-", max_retries=0
-            ) as client,
-        ):
-            stage = await _start_stage(settings, policy, run, processes, _Clients(client, http))
-            # Not in a group: an error of the block would be wrapped.
-            load = asyncio.create_task(stage.load.run(), name="load")
-            try:
+        async with open_clients(processes) as clients:
+            stage = await _start_stage(settings, policy, run, processes, clients)
+            async with run_load(stage.load):
                 yield stage
-            finally:
-                await stage.load.stop()
-                await load
     finally:
         await processes.stop()
         await run.stop()
@@ -147,46 +195,31 @@ async def _start_stage(
     policy: WarmPolicy,
     run: TrainingRun,
     processes: RouteProcesses,
-    clients: _Clients,
+    clients: Clients,
 ) -> Stage:
-    users = draw_users(settings.num_users, seed=settings.seed)
-    names = [user.name for user in users]
-    refusing = names[: round(REFUSING * len(names))]
-    keys = serving.make_keys(processes.keys_file, names[len(refusing) :], [*refusing, _CLIENT])
-    sender = EventSender(clients.http, processes.feedback_url, serving.TENANT, serving.TERMS)
-    population = Population(
-        users=users,
-        tasks=read_tasks(policy.tasks),
-        keys=keys.users,
-        client=clients.openai,
-        model=serving.MODEL,
-        sender=sender,
-        horizon_s=settings.horizon_s,
-    )
-    client = clients.openai.with_options(api_key=keys.users[_CLIENT])
-    load = StreamingLoad(client, serving.MODEL, population.tasks[0].instruction)
+    visitors = bring_visitors(settings, policy, processes, clients)
     description = await run.await_run()
     stage = Stage(
         settings=settings,
         run=run,
         description=description,
         processes=processes,
-        keys=keys,
-        refusing=frozenset(refusing),
-        population=population,
-        sender=sender,
-        load=load,
-        releases=ReleaseClient(processes.release_address, keys.backend),
+        keys=visitors.keys,
+        refusing=visitors.refusing,
+        population=visitors.population,
+        sender=visitors.population.sender,
+        load=visitors.load,
+        releases=ReleaseClient(processes.release_address, visitors.keys.backend),
         served=await run.await_version(),
     )
     await processes.start_feedback(_window_settings(settings))
     await stage.promote(stage.served, "the warmed-up policy")
-    engine = await processes.start_engine(STABLE, _describe_engine(description))
-    await processes.start_gateway(policy.model.resolve().as_uri(), {STABLE: [engine]})
+    engine = await processes.start_engine(STABLE, describe_engine(description))
+    await processes.start_gateway(policy.uri, {STABLE: [engine]})
     return stage
 
 
-def _require(action: str, decision: DecisionText) -> None:
+def require_action(action: str, decision: DecisionText) -> None:
     """Refuse to go on after another decision.
 
     Raises:
@@ -197,7 +230,7 @@ def _require(action: str, decision: DecisionText) -> None:
         raise UserError(Problem("Conflict", what, "the feedback service", "see feedback.log"))
 
 
-def _describe_engine(description: Mapping[str, Any]) -> Mapping[str, object]:
+def describe_engine(description: Mapping[str, Any]) -> Mapping[str, object]:
     """The run as an engine of the route reads it: the run itself has none."""
     spec = description["spec"]
     engine = {"maxModelLen": 1024, "maxConcurrent": 64, "kvCacheMib": 256}

@@ -4,6 +4,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,16 @@ class WarmPolicy(NamedTuple):
     held_out: Path
     """Task folders of the gate."""
 
+    @property
+    def uri(self) -> str:
+        """URI of the model."""
+        return self.model.resolve().as_uri()
+
+    @property
+    def repositories(self) -> Path:
+        """Repositories as plain text."""
+        return self.tasks.parents[1] / "data" / "repositories.jsonl"
+
 
 def find_manifest(name: str) -> Path:
     """Find a manifest of the example.
@@ -47,7 +58,12 @@ def name_content(seed: int) -> str:
     """Name what a warm-up follows from: the generator's source, the manifest, seed and Python."""
     sources = sorted(Path(inputs.__file__).parents[1].glob("*.py"))
     files = [*sources, Path(inputs.__file__), find_manifest("warm-up.yaml")]
-    parts = [b"%d" % seed, platform.python_version().encode(), *(f.read_bytes() for f in files)]
+    return hash_parts([b"%d" % seed, *(f.read_bytes() for f in files)])
+
+
+def hash_parts(parts: Sequence[bytes]) -> str:
+    """Name content by its parts, and by the version of Python that works on it."""
+    parts = [*parts[:1], platform.python_version().encode(), *parts[1:]]
     return blake3(b"\0".join(blake3(part).digest() for part in parts)).hexdigest()[:_KEY_CHARS]
 
 
@@ -64,12 +80,11 @@ def prepare_policy(root: Path, seed: int) -> WarmPolicy:
     folder = root / f"warm-up-{name_content(seed)}"
     made = folder / _INPUTS
     if not (made / "facts.json").is_file():
-        _run(["-m", inputs.__name__, "--out", str(made), "--seed", str(seed)], folder)
+        run_python(["-m", inputs.__name__, "--out", str(made), "--seed", str(seed)], folder)
     model = folder / "policy"
     if not model.is_dir():
-        etude = "from etude.cli.main import main; main()"
         manifest = str(find_manifest("warm-up.yaml"))
-        _run(["-c", etude, "run", manifest, "--dir", str(folder), "--plain"], folder)
+        run_etude(["run", manifest, "--dir", str(folder), "--plain"], folder)
         # Renamed when complete: a folder that exists is whole.
         copy = folder / "policy.new"
         shutil.rmtree(copy, ignore_errors=True)
@@ -91,13 +106,29 @@ def _newest_model(folder: Path) -> Path:
     return found[-1].parent
 
 
-def _run(words: list[str], folder: Path) -> None:
+def run_etude(words: Sequence[str], folder: Path, *, may_refuse: bool = False) -> None:
+    """Run a command of `etude` to its end.
+
+    Args:
+        words: of the command, without `etude`.
+        folder: to look into if it fails.
+        may_refuse: take a 1, by which commands answer no, as success.
+
+    Raises:
+        UserError: it failed.
+    """
+    etude = "from etude.cli.main import main; main()"
+    run_python(["-c", etude, *words], folder, good={0, 1} if may_refuse else {0})
+
+
+def run_python(words: Sequence[str], folder: Path, *, good: Collection[int] = (0,)) -> None:
     """Run a Python program to its end.
 
     Raises:
         UserError: it failed.
     """
     done = subprocess.run([sys.executable, *words], check=False)
-    if done.returncode:
-        what = f"{words[1]} ended with {done.returncode}"
+    if done.returncode not in good:
+        command = " ".join(words[1:3])
+        what = f"{command} ended with {done.returncode}"
         raise UserError(Problem("Internal", what, str(folder), "see its output above"))

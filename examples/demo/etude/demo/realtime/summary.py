@@ -1,0 +1,87 @@
+"""Figures of all acts that were played, and the last line of the demo."""
+
+from typing import NamedTuple
+
+from etude.demo.realtime.figures import PromiseCheck
+from etude.demo.realtime.first_act import FirstAct
+from etude.demo.realtime.third_act import ThirdAct
+
+
+class PlayedActs(NamedTuple):
+    """Figures of the acts; None for one that was not played."""
+
+    first: FirstAct | None = None
+    third: ThirdAct | None = None
+
+    @property
+    def checks(self) -> tuple[PromiseCheck, ...]:
+        """Promises that were checked."""
+        return tuple(check for act in self._played for check in act.checks)
+
+    def collect_figures(self, total_s: float) -> dict[str, float]:
+        """Figures for comparison with other runs."""
+        figures: dict[str, float] = {}
+        if self.first is not None:
+            figures |= _first_figures(self.first)
+        if self.third is not None:
+            figures |= {
+                "gate_stopped": self.third.gate_stopped,
+                "canary_rolled_back": self.third.canary_rolled_back,
+                "rollback_s": self.third.rollback_s,
+            }
+        requests, failed, retried = self._count_requests()
+        figures |= {"requests": requests, "failed": failed, "retried": retried}
+        return figures | {"total_s": total_s}
+
+    def summarize(self, total_s: float) -> str:
+        """The last line of the demo: what was checked, and nothing else."""
+        first, third = self.first, self.third
+        parts = []
+        if first is not None:
+            parts += [
+                f"persistence {first.persistence.describe()}",
+                f"complaints {first.complaints.describe()}",
+                f"latency p50 {first.latency_before_s:.2f} -> {first.latency_after_s:.2f} s",
+                f"windows {first.num_windows}",
+                f"cycle {first.cycle_s:.0f} s",
+            ]
+        requests, failed, retried = self._count_requests()
+        parts.append(f"served {requests} requests, failed {failed}, retried {retried}")
+        if first is not None:
+            counts = f"lost {first.num_lost}, twice {first.num_twice}"
+            parts.append(f"events {first.num_events}, {counts}")
+        if third is not None:
+            canary = f"canary rolled back {third.canary_rolled_back} in {third.rollback_s:.1f} s"
+            parts.append(f"gate stopped {third.gate_stopped}, {canary}")
+        parts.append(f"total {total_s:.0f} s")
+        return f"realtime: {' | '.join(parts)}"
+
+    @property
+    def _played(self) -> list[FirstAct | ThirdAct]:
+        return [act for act in (self.first, self.third) if act is not None]
+
+    def _count_requests(self) -> tuple[int, int, int]:
+        """Requests, of these failed ones, and retried ones."""
+        played = self._played
+        return (
+            sum(act.num_requests for act in played),
+            sum(act.num_failed for act in played),
+            sum(act.num_retried for act in played),
+        )
+
+
+def _first_figures(act: FirstAct) -> dict[str, float]:
+    return {
+        "persistence_before": act.persistence.before,
+        "persistence_after": act.persistence.after,
+        "persistence_ci_low": act.persistence.low,
+        "complaints_before": act.complaints.before,
+        "complaints_after": act.complaints.after,
+        "latency_before": act.latency_before_s,
+        "latency_after": act.latency_after_s,
+        "cycle_s": act.cycle_s,
+        "windows": act.num_windows,
+        "events": act.num_events,
+        "lost": act.num_lost,
+        "twice": act.num_twice,
+    }
