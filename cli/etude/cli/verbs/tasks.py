@@ -147,6 +147,10 @@ def from_sessions(  # noqa: PLR0913 - one for each option
     """
     access = _access(store, key_store, secret, ledger, (endpoint, region))
     if repo is None:
+        if not tenant or not terms:
+            missing = "--terms" if tenant else "--tenant"
+            fix = "name tenant and terms to list sessions, or --repo and --out to write tasks"
+            raise UserError(Problem("Usage", "is missing", missing, fix))
         options = [word for each in terms for word in ("--terms", each)]
         options += ["--model", str(model)] if model else []
         words = ("--tenant", tenant, "--limit", str(limit), *options)

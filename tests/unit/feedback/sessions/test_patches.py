@@ -11,7 +11,11 @@ from tests.support.feedback.sessions import apply_patch
 
 from etude.feedback.sessions.patches import join_patches, split_patch
 
-_LINES = st.lists(st.sampled_from(["a", "", " ", "-- x", "++ y", "@@ z", "--- a/f", "diff --git"]))
+_ENDS = ("b\r", "\x0c", "c\u2028d")
+"""Of lines for Python, and not for git."""
+_LINES = st.lists(
+    st.sampled_from(["a", "", " ", "-- x", "++ y", "@@ z", "--- a/f", "diff --git", *_ENDS])
+)
 _FILES = st.dictionaries(st.sampled_from(["f", "d/g.py", "tests/h.py"]), _LINES, min_size=1)
 
 
@@ -36,12 +40,12 @@ def test_parts_applied_one_by_one_give_what_the_whole_gives(
     folder = tmp_path_factory.mktemp("work")
     for path, lines in before.items():
         (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_text("".join(f"{line}\n" for line in lines))
+        (folder / path).write_bytes("".join(f"{line}\n" for line in lines).encode())
     for part in split_patch(plain_patch(before, after)):
         assert part.path in before
         apply_patch(folder, part.text)
     for path, lines in after.items():
-        assert (folder / path).read_text() == "".join(f"{line}\n" for line in lines)
+        assert (folder / path).read_bytes().decode() == "".join(f"{line}\n" for line in lines)
 
 
 def test_gits_own_patches_are_cut_at_renames_modes_and_new_and_deleted_files(

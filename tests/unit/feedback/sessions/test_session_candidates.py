@@ -12,16 +12,21 @@ from tests.support.feedback.sessions import (
     send,
     serve_request,
 )
+from tests.support.feedback.turns import turn, write_turns
 
 from etude.agent.chat import ChatFormat
+from etude.common.blobs import MemoryStore
 from etude.common.errors import UserError
 from etude.common.turn_log import identify_rollout
 from etude.demo import corpus, model_folder, tokenizer
 from etude.demo.problems import Source
 from etude.feedback.ledger.reading import LedgerReader
+from etude.feedback.ledger.user_keys import UserId
 from etude.feedback.sessions import review as reviews
+from etude.feedback.sessions import task_records
 from etude.feedback.sessions.candidates import CandidateOptions, SessionFinder, find_user_refusals
 from etude.feedback.sessions.review import SessionReview
+from etude.feedback.sessions.task_records import RecordedTask, TaskRecord
 
 TERMS = "2026-11"
 
@@ -149,6 +154,50 @@ def test_edits_are_a_reference_only_if_all_their_lines_survived(
     (entry,) = found.sessions
     assert entry.session == identify_rollout("acme", "whole", "r-1")
     assert [each.refusals for each in found.refused] == [["NoReference"]] * 2
+
+
+def test_a_session_with_more_text_than_a_person_reads_is_refused_and_no_other_with_it(
+    tmp_path: Path,
+) -> None:
+    _, patch = make_repository(tmp_path / "shop")
+    head = "--- /dev/null\n+++ b/long.txt\n@@ -0,0 +1 @@\n+"
+    stores = Stores()
+
+    async def record() -> None:
+        async with living(stores) as intake:
+            for user in ("long", "kept"):
+                write_turns(stores.ledger, [turn(user, started_ms=NOW_MS)])
+            await send(intake, "demonstration", "kept", text=patch)
+            for number in range(17):
+                diff = f"{head}{'x' * 65_000}\n"
+                name = f"e-{number}"
+                await send(intake, "edit_applied", "long", name, edit=name, diff=diff, numLines=1)
+                await send(intake, "edit_observed", "long", name, edit=name, numAliveLines=1)
+
+    asyncio.run(record())
+    found = find(stores)
+    assert [each.session for each in found.sessions] == [identify_rollout("acme", "kept", "r-1")]
+    assert [each.refusals for each in found.refused] == [["TooLarge"]]
+
+
+def test_a_review_is_never_larger_than_one_that_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(reviews, "MAX_REVIEW_BYTES", 100)
+    review = SessionReview(tenant="acme", terms=[TERMS], sessions=[])
+    with pytest.raises(UserError, match="--limit"):
+        reviews.write_review(tmp_path / "review.yaml", review)
+    assert not (tmp_path / "review.yaml").exists()
+
+
+def test_other_objects_among_the_records_of_tasks_are_none() -> None:
+    store, user = MemoryStore(), UserId("acme", "0" * 32)
+    name = f"session-{'0' * 16}"
+    record = TaskRecord(session="0" * 32, started_ms=NOW_MS, terms=TERMS)
+    task_records.record_task(store, user, name, record)
+    for tenant in ("abc", "ff"):
+        store.put(f"tasks/{tenant}/{user.digest}/{name}.json", b"{}")
+    assert list(task_records.list_tasks(store)) == [RecordedTask(user, name)]
 
 
 def test_a_user_who_takes_consent_back_or_is_erased_withdraws_the_task() -> None:

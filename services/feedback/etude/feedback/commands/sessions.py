@@ -14,7 +14,7 @@ from pathlib import Path
 from etude.agent.chat import ChatFormat
 from etude.common.api.storage import StoreAccess
 from etude.common.blobs import Store
-from etude.common.errors import EtudeError, UserError
+from etude.common.errors import CorruptError, EtudeError, UserError
 from etude.common.redact.redactor import Redactor
 from etude.common.stores import open_source
 from etude.feedback.ledger.reading import LedgerReader
@@ -86,7 +86,12 @@ def _withdrawn(given: argparse.Namespace) -> int:
     store, ledger = _open(given)
     num_found = 0
     for task in task_records.list_tasks(store):
-        record = task_records.read_record(store, task)
+        try:
+            record = task_records.read_record(store, task)
+        except CorruptError as error:  # keeps no other task from being listed
+            num_found += 1
+            sys.stderr.write(f"{task.task_id} cannot be judged: {error}\n")
+            continue
         for reason in find_user_refusals(ledger, task.user, record.started_ms, given.terms):
             num_found += 1
             sys.stdout.write(f"{task.task_id} {reason}\n")

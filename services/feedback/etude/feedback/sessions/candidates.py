@@ -17,6 +17,7 @@ from etude.feedback.ledger.user_keys import UserId
 from etude.feedback.sessions.kept_change import KINDS, SessionEvents
 from etude.feedback.sessions.patches import join_patches
 from etude.feedback.sessions.review import (
+    MAX_TEXT_CHARS,
     RefusedSession,
     SessionEntry,
     SessionReview,
@@ -90,7 +91,11 @@ class SessionFinder:
             if reasons:
                 refused.append(RefusedSession(session=session, refusals=reasons))
             elif len(entries) < self.options.limit:
-                entries.append(self._make_entry(session, start, kept[session]))
+                entry = self._make_entry(session, start, kept[session])
+                if entry is None:
+                    refused.append(RefusedSession(session=session, refusals=["TooLarge"]))
+                else:
+                    entries.append(entry)
         return SessionReview(
             tenant=self.options.tenant,
             terms=list(self.options.terms),
@@ -137,9 +142,14 @@ class SessionFinder:
             prompt = () if readable is None else tuple(readable.prompt_token_ids)
         return SessionStart(user, record.time_unix_nanos // 1_000_000, prompt)
 
-    def _make_entry(self, session: str, start: SessionStart, events: SessionEvents) -> SessionEntry:
+    def _make_entry(
+        self, session: str, start: SessionStart, events: SessionEvents
+    ) -> SessionEntry | None:
+        """Entry of a session; None if its texts are longer than a review takes."""
         change = events.find_kept_change()
         request, _ = self._redactor.redact_text(self._read_request(start.prompt))
+        if max(len(request), sum(len(each.text) for each in change)) > MAX_TEXT_CHARS:
+            return None
         entry = SessionEntry(
             session=session,
             request=request,

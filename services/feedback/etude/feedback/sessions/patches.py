@@ -45,7 +45,8 @@ def _sections(patch: str) -> Iterator[list[str]]:
     section: list[str] = []
     old = new = 0
     """Lines that are left in the hunk."""
-    for line in patch.splitlines():
+    # Not splitlines(): for git, lines end at "\n" alone.
+    for line in patch.removesuffix("\n").split("\n"):
         if old > 0 or new > 0:
             old -= not line.startswith(("+", "\\"))
             new -= not line.startswith(("-", "\\"))

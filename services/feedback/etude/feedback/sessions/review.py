@@ -13,6 +13,8 @@ from etude.common.redact.redactor import Redactor
 
 MAX_REQUEST_CHARS = 400
 MAX_REVIEW_BYTES = 32 << 20
+MAX_TEXT_CHARS = 1 << 20
+"""Of one text of a session."""
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
 _HEAD = """\
 # Sessions of users that may become tasks. Read each one, correct it, and set `accepted: true`.
@@ -21,7 +23,7 @@ _HEAD = """\
 # This file holds what users wrote: keep it as private as they expect, and delete it afterwards.
 """
 
-Text = Annotated[str, Field(max_length=1 << 20)]
+Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 
 
 class SessionEntry(BaseModel):
@@ -93,19 +95,24 @@ def write_review(path: Path, review: SessionReview) -> None:
     """Write a new file that only its owner reads.
 
     Raises:
-        UserError: it exists: a review with work of a person is never replaced.
+        UserError: it exists, and a review with work of a person is never replaced; or it is larger
+            than what is read.
         OSError: it cannot be written.
     """
+    text = yaml.dump(
+        review.model_dump(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
+    )
+    data = (_HEAD + text).encode()
+    if len(data) > MAX_REVIEW_BYTES:
+        what = f"would have {len(data)} bytes, and {MAX_REVIEW_BYTES} are read"
+        raise UserError(Problem("TooLarge", what, str(path), "list fewer sessions: --limit"))
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         fix = "write its tasks with --repo and --out, or name another file"
         raise UserError(Problem("Conflict", "exists already", str(path), fix)) from None
-    with os.fdopen(file, "w", encoding="utf-8") as out:
-        out.write(_HEAD)
-        yaml.dump(
-            review.model_dump(), out, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
-        )
+    with os.fdopen(file, "wb") as out:
+        out.write(data)
 
 
 def read_review(path: Path) -> SessionReview:

@@ -3,6 +3,7 @@
 tasks/<tenant>/<user>/<task>.json        created before the task's folder
 """
 
+import contextlib
 import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -14,7 +15,9 @@ from etude.common.weights.protocol import records
 from etude.feedback.ledger.user_keys import UserId
 
 TASKS = "tasks/"
-_KEY = re.compile(re.escape(TASKS) + r"([0-9a-f]+)/([0-9a-f]{32})/(session-[0-9a-f]{16})\.json")
+_KEY = re.compile(
+    re.escape(TASKS) + r"((?:[0-9a-f]{2})+)/([0-9a-f]{32})/(session-[0-9a-f]{16})\.json"
+)
 
 
 class TaskRecord(BaseModel):
@@ -49,8 +52,11 @@ def record_task(store: Store, user: UserId, task_id: str, record: TaskRecord) ->
 def list_tasks(store: Store, user: UserId | None = None) -> Iterator[RecordedTask]:
     """List the tasks of a user, or of all."""
     for info in store.list(TASKS if user is None else _prefix(user)):
-        if found := _KEY.fullmatch(info.key):
-            yield RecordedTask(UserId(bytes.fromhex(found[1]).decode(), found[2]), found[3])
+        found = _KEY.fullmatch(info.key)
+        with contextlib.suppress(UnicodeDecodeError):  # an object of others
+            if found is not None:
+                tenant = bytes.fromhex(found[1]).decode()
+                yield RecordedTask(UserId(tenant, found[2]), found[3])
 
 
 def read_record(store: Store, task: RecordedTask) -> TaskRecord:
