@@ -59,6 +59,11 @@ def test_an_answer_is_a_table_csv_or_json(store: str) -> None:
     ]
 
 
+def test_figures_that_are_no_numbers_are_text_in_json(store: str) -> None:
+    found = ask("SELECT 'nan'::DOUBLE AS a, '-inf'::DOUBLE AS b", store, "--json").stdout
+    assert json.loads(found, parse_constant=pytest.fail) == {"a": "nan", "b": "-inf"}
+
+
 @pytest.mark.parametrize("option", [(), ("--csv",), ("--json",)])
 def test_an_answer_does_nothing_to_a_terminal(store: str, option: tuple[str, ...]) -> None:
     assert "\x1b[2J" not in ask("SELECT kind FROM events", store, *option).stdout

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import sys
 from collections.abc import Sequence
 from datetime import date, datetime
@@ -90,6 +91,8 @@ def _to_csv(answer: "Answer") -> str:
 def _to_json(value: object) -> object:
     """The value as JSON has it: times in ISO 8601, what JSON does not know as text."""
     match value:
+        case float() if not math.isfinite(value):
+            return str(value)
         case None | bool() | int() | float() | str():
             return value
         case datetime() | date():
