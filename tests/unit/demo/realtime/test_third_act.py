@@ -130,3 +130,18 @@ def test_the_last_line_tells_of_the_acts_that_were_played() -> None:
         "total_s": inf,
     }
     assert len(acts.checks) == 2
+
+
+def test_a_canary_without_an_end_has_no_time_of_a_roll_back() -> None:
+    act = ThirdAct(
+        gate_stopped=1,
+        canary_rolled_back=0,
+        rollback_s=None,
+        num_requests=900,
+        num_failed=0,
+        num_retried=0,
+        checks=(check_rollback(None),),
+    )
+    acts = PlayedActs(third=act)
+    assert "canary rolled back 0 |" in acts.summarize(1.0)
+    assert "rollback_s" not in acts.collect_figures(1.0)

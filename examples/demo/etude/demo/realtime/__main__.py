@@ -20,6 +20,7 @@ from etude.demo.realtime.warm_up import WarmPolicy, prepare_policy
 from etude.envserver import exit_codes
 
 ACTS = (1, 3)
+"""That can be played by themselves, with a route each."""
 MISSED = 1
 """Exit code if a promise is not held."""
 

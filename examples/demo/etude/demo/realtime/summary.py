@@ -27,8 +27,9 @@ class PlayedActs(NamedTuple):
             figures |= {
                 "gate_stopped": self.third.gate_stopped,
                 "canary_rolled_back": self.third.canary_rolled_back,
-                "rollback_s": self.third.rollback_s,
             }
+            if self.third.rollback_s is not None:
+                figures["rollback_s"] = self.third.rollback_s
         requests, failed, retried = self._count_requests()
         figures |= {"requests": requests, "failed": failed, "retried": retried}
         return figures | {"total_s": total_s}
@@ -51,7 +52,9 @@ class PlayedActs(NamedTuple):
             counts = f"lost {first.num_lost}, twice {first.num_twice}"
             parts.append(f"events {first.num_events}, {counts}")
         if third is not None:
-            canary = f"canary rolled back {third.canary_rolled_back} in {third.rollback_s:.1f} s"
+            canary = f"canary rolled back {third.canary_rolled_back}"
+            if third.rollback_s is not None:
+                canary += f" in {third.rollback_s:.1f} s"
             parts.append(f"gate stopped {third.gate_stopped}, {canary}")
         parts.append(f"total {total_s:.0f} s")
         return f"realtime: {' | '.join(parts)}"

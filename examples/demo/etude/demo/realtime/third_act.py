@@ -30,8 +30,8 @@ class ThirdAct:
 
     gate_stopped: int
     canary_rolled_back: int
-    rollback_s: float
-    """From the decision until all users had the version in use again."""
+    rollback_s: float | None
+    """From the decision until all users had the version in use again; None if that never came."""
     num_requests: int
     num_failed: int
     num_retried: int
@@ -96,9 +96,9 @@ async def _watch_end(stage: ReleaseStage, say: Say) -> tuple[ReleaseRecord, floa
     decision = await stage.await_end_of_canary()
     say(f"canary: {decision.sentence}")
     await stage.await_share(is_zero=True)
-    versions = [await stage.ask_version(user) for user in users]
-    while set(versions) != {stage.served}:
-        versions = [await stage.ask_version(user) for user in users]
+    is_back = False
+    while not is_back:
+        is_back = all([await stage.ask_version(user) == stage.served for user in users])
     rollback_s = time.time() - decision.decided_ms / 1_000
     say(f"version {stage.served} serves everyone {rollback_s:.1f} s after the decision")
     return decision, rollback_s
@@ -182,7 +182,7 @@ def _measure(
     return ThirdAct(
         gate_stopped=int(gate[0].is_held),
         canary_rolled_back=int(rollback.is_held),
-        rollback_s=end.rollback_s if end else float("nan"),
+        rollback_s=end.rollback_s if end else None,
         num_requests=num_requests,
         num_failed=num_failed,
         num_retried=num_retried,
