@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.support import pki
 from tests.support.chat_families import family_folder
+from tests.support.figures import record
 
 from etude.common.api_keys import make_key
 from etude.common.blobs import open_store
@@ -42,7 +43,6 @@ from etude.common.tls.identity import Identity
 from etude.common.turn_log import read_turns
 
 ROOT = Path(__file__).parents[1]
-OUT = ROOT / "bench" / "out" / "gateway.json"
 START_S = 60
 WARM_UP = 20
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -63,8 +63,7 @@ def main() -> None:
             table.add_row(key.removeprefix("cpu_ms_").replace("_", " "), f"{value:.2f}")
     Console().print(table)
     Console().print("Goal: 1.5 ms for a continued turn.")
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(json.dumps(figures, indent=1) + "\n")
+    record("gateway", **figures)
 
 
 async def _measure(folder: Path, turns: int) -> dict[str, float]:

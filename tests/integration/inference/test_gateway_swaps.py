@@ -1,4 +1,4 @@
-"""A real engine behind the gateway: streams of an unchanged client live through swaps."""
+"""A real engine behind the gateway: streams of unchanged clients live through swaps."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openai
 import pytest
 import torch
-from tests.support.gateway.served import MODEL, ServedGateway, serve_route
+from tests.support import figures
+from tests.support.gateway.served import ServedGateway, serve_route
+from tests.support.gateway.streaming_users import StreamingUsers
 from tests.support.release.channel_records import ChannelWriter
 from tests.support.weights.followed_engine import TOLERANCE
 from tests.support.weights.model_tensors import schema_of, words_of
@@ -27,9 +28,8 @@ from etude.common.weights import VersionId
 from etude.gateway import metrics
 from etude.v1 import turns_pb2, weights_pb2, weights_pb2_grpc
 
-SWAPS = 5
-CLIENTS = 4
-TURNS = 3
+SWAPS = 20
+PROTOCOLS = ("chat", "messages")
 TURN_TOKENS = 24
 DEADLINE_S = 120
 RELEASES = 3
@@ -41,29 +41,12 @@ RUN_UID = "uid-tiny"
 EXPERIMENT = ChannelExperiment(name="try", salt="s", share=MAX_SHARE)
 
 
-async def converse(
-    gateway: ServedGateway, name: str, done: asyncio.Event, max_tokens: int = TURN_TOKENS
-) -> int:
-    """Talk until everything is swapped; returns the number of turns, none of which failed."""
-    key = gateway.keys.get(name, gateway.key)
-    client = openai.AsyncOpenAI(
-        base_url=f"{gateway.url}/v1", api_key=key, max_retries=0, timeout=120
-    )
-    turns = 0
-    while not done.is_set() or turns < TURNS:
-        messages: list[Any] = [{"role": "user", "content": name}]
-        for _ in range(TURNS):
-            stream = await client.chat.completions.create(
-                model=MODEL, messages=messages, stream=True, max_tokens=max_tokens
-            )
-            text, finish = "", None
-            async for chunk in stream:
-                text += chunk.choices[0].delta.content or ""
-                finish = chunk.choices[0].finish_reason or finish
-            assert finish in {"stop", "length"}
-            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "x"}]
-            turns += 1
-    return turns
+def check_and_record(users: StreamingUsers, through: str, **sizes: int) -> None:
+    """No request failed, and no client or gateway sent one again."""
+    retried = users.retries
+    counts = {f"failed_in_{through}": len(users.failures), f"retried_in_{through}": retried}
+    figures.record("gateway", **counts, **{f"turns_in_{through}": users.turns}, **sizes)
+    assert (users.failures, retried) == ([], 0)
 
 
 @pytest.mark.long
@@ -85,9 +68,10 @@ async def test_no_stream_fails_while_weights_are_swapped(
     channel = dial(target)
     engine = weights_pb2_grpc.WeightServiceStub(channel)
     async with serve_route(tmp_path / "gateway", ChatFormat.load(folder), [target], {}) as gateway:
+        users = StreamingUsers(gateway, TURN_TOKENS)
         talks = [
-            asyncio.create_task(converse(gateway, f"Client {number}.", done))
-            for number in range(CLIENTS)
+            asyncio.create_task(users.converse(f"Client {number}.", done, protocol=protocol))
+            for number, protocol in enumerate(2 * PROTOCOLS)
         ]
         for _ in range(SWAPS):
             with torch.no_grad():
@@ -97,10 +81,11 @@ async def test_no_stream_fails_while_weights_are_swapped(
             request = weights_pb2.CommitVersionRequest(version=role.publish(policy).to_proto())
             await engine.CommitVersion(request, timeout=DEADLINE_S)
         done.set()
-        turns = sum(await asyncio.gather(*talks))
+        await asyncio.gather(*talks)
         records = await gateway.records()
     await channel.close()
-    assert len(records) == turns
+    check_and_record(users, "swaps", swaps=SWAPS)
+    assert len(records) == users.turns
     versions = {span.sampled.number for record in records for span in record.spans}
     assert len(versions) > 1
     for record in records:
@@ -237,15 +222,18 @@ async def test_no_stream_fails_through_canaries_promotions_and_roll_backs(
         users=[*users.values()],
         outage_s=DEADLINE_S,
     ) as gateway:
+        traffic = StreamingUsers(gateway, LONG_TOKENS)
         talks = [
-            asyncio.create_task(converse(gateway, user, done, LONG_TOKENS))
-            for user in (*users.values(), *users.values())
+            asyncio.create_task(traffic.converse(user, done, protocol=protocol))
+            for user in users.values()
+            for protocol in PROTOCOLS
         ]
         await release_thrice(release, gateway)
         done.set()
-        turns = sum(await asyncio.gather(*talks))
+        await asyncio.gather(*talks)
         records = await gateway.records()
-    assert len(records) == turns
+    check_and_record(traffic, "releases", releases=RELEASES)
+    assert len(records) == traffic.turns
     assert metrics.INTERRUPTED_CALLS._value.get() == interrupted
     spans = [[span.sampled.number for span in record.spans] for record in records]
     assert {number for each in spans for number in each} == {0, *range(3, 3 * RELEASES + 1, 3)}
