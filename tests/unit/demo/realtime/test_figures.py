@@ -1,11 +1,13 @@
 """Changes between two rounds of visits, with users as the unit."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
-from etude.demo.realtime.figures import UserRatio, compare_rounds
+from etude.demo.realtime.figures import UserRatio, compare_rounds, kept_share, sum_ratio
 from etude.feedback.simulate.conversations import Conversation, ConversationEnd
 from etude.feedback.simulate.population import Visit
+from etude.feedback.simulate.reactions import UserReactions
 from etude.feedback.simulate.user_tasks import UserTask
 
 TASK = UserTask(name="t", instruction="i", files={"a": b"1"}, wanted={"a": b"2"})
@@ -59,3 +61,19 @@ def test_users_who_left_count_before_and_not_after() -> None:
     drop: Callable[[Visit], bool] = lambda visit: visit.user < "user-2"  # noqa: E731
     change = compare_rounds(before, [*filter(drop, before)], measure, seed=0)
     assert (change.before, change.after) == (1.0, 1.0)
+
+
+def react(num_lines: int, num_kept_lines: int) -> Visit:
+    found = UserReactions(
+        events=(),
+        num_lines=num_lines,
+        num_kept_lines=num_kept_lines,
+        is_displeased=False,
+        has_complained=False,
+    )
+    return replace(make_round(1.0, 0)[0], reactions=found)
+
+
+def test_a_conversation_of_many_lines_counts_as_much_as_one_of_few() -> None:
+    visits = [react(1, 1), react(99, 0), react(2, 1), react(0, 0)]
+    assert sum_ratio(visits, kept_share) == 0.5

@@ -36,10 +36,16 @@ Say = Callable[[str], None]
 """Tells people how the demo goes on."""
 
 
-def kept_lines(visit: Visit) -> UserRatio:
-    """Lines of the policy that are alive at the horizon, of all its lines: the hidden truth."""
+def kept_share(visit: Visit) -> UserRatio:
+    """Share of the policy's lines that are alive at the horizon: the hidden truth.
+
+    Each visit counts once, however long its edits are: users are the unit. Summed over lines, a
+    conversation of many edits counts many times, and the interval is half as wide again.
+    """
     found = visit.reactions
-    return UserRatio(found.num_kept_lines, found.num_lines) if found else UserRatio(0, 0)
+    if found is None or not found.num_lines:
+        return UserRatio(0, 0)
+    return UserRatio(found.num_kept_lines / found.num_lines, 1)
 
 
 def complaints(visit: Visit) -> UserRatio:

@@ -93,7 +93,7 @@ async def _time_roll_back(stage: Stage, to: VersionId) -> float:
 def describe_round(visits: Sequence[Visit]) -> str:
     """Describe what a round of visits was like, in truth."""
     kept, complained = (
-        figures.sum_ratio(visits, measure) for measure in (figures.kept_lines, figures.complaints)
+        figures.sum_ratio(visits, measure) for measure in (figures.kept_share, figures.complaints)
     )
     ends = Counter(visit.conversation.ending.value for visit in visits)
     return f"{len(visits)} users, persistence {kept:.3f}, complaints {complained:.3f}, {dict(ends)}"
@@ -105,7 +105,7 @@ async def _measure(stage: Stage, progress: _Progress) -> FirstAct:
     stayed = {visit.user for visit in last}
     first = [visit for visit in progress.rounds[0] if visit.user in stayed]
     seed = stage.settings.seed
-    persistence = figures.compare_rounds(first, last, figures.kept_lines, seed=seed)
+    persistence = figures.compare_rounds(first, last, figures.kept_share, seed=seed)
     complained = figures.compare_rounds(first, last, figures.complaints, seed=seed)
     ids = await _export_ids(stage)
     stored = stage.sender.answers["Stored"]
