@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from etude.common.errors import UserError
+from etude.common.monitors.window import Action
 from etude.feedback.service import serve
 from etude.feedback.settings import Settings
 
@@ -49,12 +50,14 @@ def test_rules_of_windows_and_weights_of_signals_are_read() -> None:
             "ETUDE_FEEDBACK_WINDOW_AGE_S": "60",
             "ETUDE_FEEDBACK_HORIZON_S": "5",
             "ETUDE_FEEDBACK_SIGNALS": "thumb=0, deferral=-2.5",
+            "ETUDE_FEEDBACK_MONITORS": "Deferral=Penalise, EditRate=Freeze",
         }
     ).windows
     assert (rules.num_rollouts, rules.min_rollouts) == (50, 50)
     assert (rules.max_age_s, rules.horizon_s) == (60, 5)
     default = Settings.from_env(ENV).windows.weights
     assert rules.weights == {**default, "thumb": 0.0, "deferral": -2.5}
+    assert rules.actions == {"Deferral": Action.PENALISE, "EditRate": Action.FREEZE}
 
 
 @pytest.mark.parametrize(
@@ -67,6 +70,9 @@ def test_rules_of_windows_and_weights_of_signals_are_read() -> None:
         ("ETUDE_FEEDBACK_SIGNALS", "thumb"),
         ("ETUDE_FEEDBACK_SIGNALS", "thumb=nan"),
         ("ETUDE_FEEDBACK_SIGNALS", "thumb=1e9"),
+        ("ETUDE_FEEDBACK_MONITORS", "Smiles=Warn"),
+        ("ETUDE_FEEDBACK_MONITORS", "Deferral=Ignore"),
+        ("ETUDE_FEEDBACK_MONITORS", "EditRate=Penalise"),
     ],
 )
 def test_impossible_rules_are_refused_by_the_name_of_the_variable(name: str, value: str) -> None:

@@ -1,17 +1,23 @@
 """Settings of the feedback service from its environment."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from etude.common.api.storage import StoreAccess
 from etude.common.settings_fields import parse_count, parse_path, parse_port
 from etude.feedback.release.rules import ReleaseSettings
-from etude.feedback.windows.settings import MAX_WINDOW_ROLLOUTS, WindowRules, parse_weights
+from etude.feedback.windows.settings import (
+    MAX_WINDOW_ROLLOUTS,
+    WindowRules,
+    parse_actions,
+    parse_weights,
+)
 
 _MAX_S = 30 * 86_400
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +94,8 @@ def _parse_windows(env: Mapping[str, str]) -> WindowRules:
         ),
         max_age_s=parse_count(env, "ETUDE_FEEDBACK_WINDOW_AGE_S", 7_200, low=1, high=_MAX_S),
         horizon_s=parse_count(env, "ETUDE_FEEDBACK_HORIZON_S", 3_600, low=1, high=_MAX_S),
-        weights=_parse_weights(env),
+        weights=_parse_rules(env, "ETUDE_FEEDBACK_SIGNALS", parse_weights),
+        actions=_parse_rules(env, "ETUDE_FEEDBACK_MONITORS", parse_actions),
         outcome_s=parse_count(env, "ETUDE_FEEDBACK_OUTCOME_S", 0, low=0, high=_MAX_S),
         tenant=env.get("ETUDE_FEEDBACK_WINDOW_TENANT", ""),
     )
@@ -106,8 +113,10 @@ def _parse_release(env: Mapping[str, str], horizon_s: float) -> ReleaseSettings 
     )
 
 
-def _parse_weights(env: Mapping[str, str]) -> Mapping[str, float]:
+def _parse_rules(
+    env: Mapping[str, str], name: str, parse: Callable[[str], Mapping[str, T]]
+) -> Mapping[str, T]:
     try:
-        return parse_weights(env.get("ETUDE_FEEDBACK_SIGNALS", ""))
+        return parse(env.get(name, ""))
     except ValueError as error:
-        raise ValueError(f"ETUDE_FEEDBACK_SIGNALS: {error}") from None
+        raise ValueError(f"{name}: {error}") from None

@@ -68,6 +68,26 @@ def test_a_policy_that_breaks_its_calls_freezes_the_window() -> None:
     assert not close(monitors, 7, histories(7, broken=0.4), run_uid="other").findings
 
 
+def test_a_monitor_that_only_warns_or_penalises_lets_the_window_train() -> None:
+    quiet = [histories(number, broken=0.02) for number in range(1, 5)]
+    hacked = histories(5, broken=0.4)
+    closed: dict[Action, WindowManifest] = {}
+    for action in (Action.WARN, Action.PENALISE):
+        monitors = WindowMonitors({"BrokenCalls": action})
+        for number, rollouts in enumerate(quiet, start=1):
+            close(monitors, number, rollouts)
+        closed[action] = close(monitors, 5, hacked)
+        assert not closed[action].is_frozen
+        assert any(f"BrokenCalls ({action})" in each for each in closed[action].findings)
+    for warned, penalised in zip(
+        closed[Action.WARN].rollouts, closed[Action.PENALISE].rollouts, strict=True
+    ):
+        if penalised.counts.broken_calls:
+            assert penalised.reward == pytest.approx(lowest_reward(RULES.weights))
+        else:
+            assert penalised.reward == warned.reward
+
+
 def test_monitors_go_on_after_a_restart_from_the_manifests_alone() -> None:
     monitors, restarted = WindowMonitors(), WindowMonitors()
     for number in range(1, 5):

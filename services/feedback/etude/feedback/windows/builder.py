@@ -48,7 +48,7 @@ class WindowBuilder:
     _ledger_feed: LedgerFeed = field(init=False)
     _turn_feed: TurnFeed = field(init=False)
     _objects: RolloutObjects = field(init=False)
-    _monitors: WindowMonitors = field(default_factory=WindowMonitors, init=False)
+    _monitors: WindowMonitors = field(init=False)
     _erasing: set[UserId] = field(default_factory=set, init=False)
     """Erased users of whom stored rollouts may be left."""
 
@@ -56,6 +56,7 @@ class WindowBuilder:
         self.waiting = WaitingRollouts(self.ledger.secret)
         self._versions = ServedVersions(self.store)
         self._ledger_feed = LedgerFeed(self.ledger)
+        self._monitors = WindowMonitors(self.rules.actions)
         self._turn_feed = TurnFeed(self.store)
         self._objects = RolloutObjects(self.store, self.ledger.keys)
 

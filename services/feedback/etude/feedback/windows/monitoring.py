@@ -4,12 +4,12 @@ All that monitors read of earlier windows is in their manifests, so that a resta
 """
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from etude.common.feedback.windows import RolloutCounts, WindowExclusion, WindowManifest
-from etude.common.monitors.registry import evaluate_window
-from etude.common.monitors.window import Finding, RolloutFacts, Window
+from etude.common.monitors.registry import MONITORS, evaluate_window
+from etude.common.monitors.window import Action, Finding, Reference, RolloutFacts, Window
 from etude.feedback.signals.broken_tool_call import count_calls
 from etude.feedback.signals.deferral import is_deferral
 from etude.feedback.signals.history import RolloutHistory
@@ -25,8 +25,10 @@ PLATFORM_FAULTS = frozenset(
 
 @dataclass(slots=True)
 class WindowMonitors:
-    """Earlier windows, by run."""
+    """Earlier windows, by run, and what monitors do."""
 
+    actions: Mapping[str, Action] = field(default_factory=dict)
+    """Of monitors that do something else than by default, by name."""
     _references: dict[str, list[Window]] = field(default_factory=lambda: defaultdict(list))
     _previous: dict[str, deque[Window]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=PREVIOUS_WINDOWS))
@@ -44,9 +46,26 @@ class WindowMonitors:
 
     def evaluate(self, run_uid: str, window: Window) -> list[Finding]:
         """Findings that the window raises."""
+        reference = self._references[run_uid]
         since = replace(window, previous=tuple(self._previous[run_uid]))
-        findings = evaluate_window(since, self._references[run_uid])
-        return [each for each in findings if each.is_raised]
+        findings = evaluate_window(since, reference)
+        return [self._act(each, window, reference) for each in findings if each.is_raised]
+
+    def _act(self, finding: Finding, window: Window, reference: Reference) -> Finding:
+        """Give a finding the action of the rules, and the rollouts that show it."""
+        action = self.actions.get(finding.monitor, finding.action)
+        if action is finding.action:
+            return finding
+        if action is not Action.PENALISE:
+            return replace(finding, action=action)
+        is_offence = next(each.is_offence for each in MONITORS if each.name == finding.monitor)
+        assert is_offence is not None  # noqa: S101 - the settings refuse other monitors
+        rollouts = (
+            place
+            for place, facts in enumerate(window.rollouts)
+            if not facts.is_masked and is_offence(facts, reference)
+        )
+        return replace(finding, action=action, rollouts=tuple(rollouts))
 
 
 def make_window(counts: Sequence[RolloutCounts], exclusions: Collection[WindowExclusion]) -> Window:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from etude.common.monitors.registry import MONITORS
+from etude.common.monitors.window import Action
 from etude.feedback.signals import task_outcome
 from etude.feedback.signals.edit_persistence import LATEST
 from etude.feedback.signals.registry import SIGNALS
@@ -37,6 +39,27 @@ def parse_weights(text: str) -> Mapping[str, float]:
     return weights
 
 
+def parse_actions(text: str) -> Mapping[str, Action]:
+    """Actions of monitors, by a text such as "Deferral=Penalise,EditRate=Freeze".
+
+    Raises:
+        ValueError: names what is no monitor, or not what it can do.
+    """
+    monitors = {monitor.name: monitor for monitor in MONITORS}
+    actions: dict[str, Action] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, action = part.partition("=")
+        if name not in monitors:
+            raise ValueError(f"{name!r} is no monitor; there are {', '.join(monitors)}")
+        try:
+            actions[name] = Action(action)
+        except ValueError:
+            raise ValueError(f"{action!r} is not one of {', '.join(Action)}") from None
+        if actions[name] is Action.PENALISE and monitors[name].is_offence is None:
+            raise ValueError(f"{name} cannot penalise: no single rollout shows what it looks at")
+    return actions
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRules:
     """Rules of the windows of a route."""
@@ -51,6 +74,8 @@ class WindowRules:
     """Time after a rollout's last turn in which its signals come."""
     weights: Mapping[str, float] = field(default_factory=lambda: parse_weights(""))
     """Of the signals in the reward, by name."""
+    actions: Mapping[str, Action] = field(default_factory=dict)
+    """Of monitors that do something else than by default, by name."""
     outcome_s: float = 0.0
     """Time after a rollout's last turn or edit in which its task ends: with edits, and without an
     end, it waits as long. Above it the end counts as never known; 0 waits for no end."""
