@@ -133,7 +133,7 @@ async def _cancel_all() -> None:
     """Cancel all tasks but this one until they have ended.
 
     Pause-waiters come last: a watch whose waiter has ended takes its own cancellation for a pause,
-    and begins anew with another waiter, as often as both are cancelled together.
+    and starts again with another waiter, as often as both are cancelled together.
     """
     me = asyncio.current_task()
     while others := asyncio.all_tasks() - {me}:
