@@ -75,8 +75,8 @@ class UserWorkspace(FolderWorkspace):
     approver: Approver = field(kw_only=True)
     listener: DecisionListener = field(kw_only=True)
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _before: dict[str, bytes | None] = field(default_factory=dict)
-    """Contents before edits that were made."""
+    _made: dict[str, tuple[bytes | None, bytes | None]] = field(default_factory=dict)
+    """Contents before and after edits that were made."""
     _was_rejected: bool = False
     """True after a rejection: a patch of several files goes back to what was before it."""
 
@@ -100,7 +100,8 @@ class UserWorkspace(FolderWorkspace):
     async def _change(self, path: str, data: bytes | None) -> None:
         clean = relative_path(path)
         before = await self._read_present(path)
-        if self._was_rejected and clean in self._before and self._before.pop(clean) == data:
+        # What the user wrote since is not undone without a question.
+        if self._was_rejected and self._made.pop(clean, None) == (data, before):
             await self._apply(path, data)
             return
         edit = make_edit(clean, before, data)
@@ -111,7 +112,7 @@ class UserWorkspace(FolderWorkspace):
                 self.listener.note_edit(edit, decision)
                 raise RejectedEditError(clean)
             await self._apply(path, data)
-            self._before[clean] = before
+            self._made[clean] = before, data
             self.listener.note_edit(edit, decision)
 
     async def _read_present(self, path: str) -> bytes | None:
