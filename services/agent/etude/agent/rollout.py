@@ -148,13 +148,33 @@ async def run_rollout(  # noqa: PLR0913 - the parts of a rollout
     )
 
 
-class _SampledText(NamedTuple):
-    """The last turn, until its results are there."""
+class SampledText(NamedTuple):
+    """A turn that was sampled to its end."""
 
     text: str
     """Without its end."""
     calls: Sequence[ParsedCall | MalformedCall]
+    message: str
+    """The text outside of calls and thinking."""
     end: int
+
+    @classmethod
+    def read(cls, conversation: Conversation, tools: Toolset, ids: Sequence[int]) -> "SampledText":
+        """Read the tokens of a turn, the last of which ends it."""
+        chat = conversation.chat
+        text = chat.decode(ids[:-1])
+        # A call that the policy only thinks about is not one.
+        spoken = remove_thinking(chat, text, tools.tool_format, is_open=conversation.opens_thinking)
+        calls, message = tools.tool_format.parse(spoken)
+        return cls(text, calls, message, ids[-1])
+
+    def add_to(self, conversation: Conversation) -> None:
+        """Note the turn: as calls if all of them parse, else as the text that was sampled."""
+        parsed = [call for call in self.calls if isinstance(call, ParsedCall)]
+        if len(parsed) < len(self.calls):
+            parsed = []
+        content = cut_calls(self.text, parsed)
+        conversation.add_completion(self.text, end=self.end, content=content, calls=parsed)
 
 
 @dataclass(slots=True)
@@ -170,7 +190,7 @@ class _TokenPolicy(PolicyConversation):
     costs: RolloutCosts
     links: list[ContextLink] = field(default_factory=list)
     """Finished ones, before a turn that the chat template could not be continued after."""
-    _last: _SampledText = field(default_factory=lambda: _SampledText("", (), 0))
+    _last: SampledText = field(default_factory=lambda: SampledText("", (), "", 0))
 
     @property
     def chat(self) -> ChatFormat:
@@ -189,21 +209,14 @@ class _TokenPolicy(PolicyConversation):
         if ids[-1] not in self.chat.end_ids:
             self.costs.final_message_tokens += len(ids) - thinking
             return PolicyTurn((), self.chat.decode(ids), is_cut=True)
-        text = self.chat.decode(ids[:-1])
-        # A call that the policy only thinks about is not one.
-        tool_format = self.tools.tool_format
-        spoken = remove_thinking(
-            self.chat, text, tool_format, is_open=self.conversation.opens_thinking
-        )
-        calls, message = tool_format.parse(spoken)
-        if not calls:
+        self._last = SampledText.read(self.conversation, self.tools, ids)
+        if not self._last.calls:
             self.costs.final_message_tokens += len(ids) - thinking
-        self._last = _SampledText(text, calls, ids[-1])
-        return PolicyTurn(calls, message, is_cut=False)
+        return PolicyTurn(self._last.calls, self._last.message, is_cut=False)
 
     @override
     def append_results(self, outcomes: Sequence[ToolOutcome]) -> RolloutEnding | None:
-        self._add_completion(self._last)
+        self._last.add_to(self.conversation)
         try:
             results = self.conversation.append_results([each.content for each in outcomes])
         except DeltaError as error:
@@ -213,14 +226,6 @@ class _TokenPolicy(PolicyConversation):
         self.costs.tool_output_tokens += len(results)
         self.link.append_read(results)
         return None
-
-    def _add_completion(self, last: _SampledText) -> None:
-        """Note a turn: as calls if all of them parse, else as the text that was sampled."""
-        parsed = [call for call in last.calls if isinstance(call, ParsedCall)]
-        if len(parsed) < len(last.calls):
-            parsed = []
-        content = cut_calls(last.text, parsed)
-        self.conversation.add_completion(last.text, end=last.end, content=content, calls=parsed)
 
     def _start_link(self, reason: DeltaError) -> RolloutEnding | None:
         """Go on in a new context, as the chat template cannot continue this one.

@@ -122,7 +122,7 @@ class TurnLoop:
     ) -> list[ToolOutcome]:
         """Results of all calls; only those that can run are sent to the environment."""
         sent = [
-            ToolCall(f"{turn}.{index}", call.name, _to_json(call.arguments))
+            ToolCall(f"{turn}.{index}", call.name, to_json(call.arguments))
             for index, (call, tool) in enumerate(zip(calls, bound, strict=True))
             if isinstance(call, ParsedCall) and isinstance(tool, Tool)
         ]
@@ -163,7 +163,7 @@ def _call_record(turn: int, call: ParsedCall | MalformedCall, outcome: ToolOutco
     return CallRecord(
         turn=turn,
         name=call.name if isinstance(call, ParsedCall) else "",
-        arguments_json=_to_json(arguments),
+        arguments_json=to_json(arguments),
         result=cut_text(outcome.content),
         is_error=outcome.is_error,
         is_malformed=outcome.kind is ErrorKind.INVALID,
@@ -174,5 +174,6 @@ def _finish(bound: Sequence[Tool | ToolOutcome]) -> Finish | None:
     return next((tool for tool in bound if isinstance(tool, Finish)), None)
 
 
-def _to_json(arguments: Mapping[str, object]) -> str:
+def to_json(arguments: Mapping[str, object]) -> str:
+    """Arguments of a call as an environment is given them."""
     return _JSON.encode(arguments)

@@ -35,7 +35,7 @@ _CONNECT_S = 10.0
 _MAX_ANSWER_BYTES = 64 << 20
 _ATTEMPTS = 4
 _LONGEST_WAIT_S = 30.0
-_STOPPED = "Error: the work was stopped here; the call may have run"
+STOPPED = "Error: the work was stopped here; the call may have run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class GatewayPolicy(PolicyConversation):
         """Answer the calls of a last turn that ended the work, or was stopped."""
         for call in self.messages[-1].get("tool_calls", ()):
             is_end = call["function"]["name"] == "finish"
-            self._append_result(call, "Finished." if is_end else _STOPPED)
+            self._append_result(call, "Finished." if is_end else STOPPED)
 
     async def _ask(self) -> TurnAnswer:
         """Ask for one turn; again if the gateway is busy for now.

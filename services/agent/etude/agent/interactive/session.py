@@ -13,8 +13,10 @@ from typing_extensions import override
 
 from etude.agent.interactive.consent import AgentState
 from etude.agent.interactive.edits import AppliedEdit, read_machine_time
-from etude.agent.interactive.gateway_policy import GatewayPolicy
+from etude.agent.interactive.gateway_policy import STOPPED, GatewayPolicy
 from etude.agent.interactive.user_workspace import (
+    REJECTED_COMMAND,
+    REJECTED_EDIT,
     Approver,
     Decision,
     DecisionListener,
@@ -39,6 +41,13 @@ _TESTS = re.compile(r"(?<![\w.])(\d{1,6}) (passed|failed|errors?)\b")
 _COUNTS = {"passed": "numPassed", "failed": "numFailed", "error": "numErrored"}
 _TEST_PROGRAM = re.compile(r"\b(?:pytest|unittest|minitest)\b")
 _MAX_FOLLOWUP_CHARS = 16_000
+
+
+def did_not_run(result: str) -> bool:
+    """True for the recorded result of a call that its user rejected, or stopped."""
+    if result in {STOPPED, f"Error: {REJECTED_COMMAND}"}:
+        return True
+    return result.startswith("Error: ") and result.endswith(f": {REJECTED_EDIT}")
 
 
 class Screen(Protocol):

@@ -21,6 +21,9 @@ from etude.agent.workspace import (
     relative_path,
 )
 
+REJECTED_COMMAND = "the user rejected this command"
+REJECTED_EDIT = "the user rejected this edit"
+"""Results of calls that did not run."""
 MAX_DIFF_LINES = 20_000
 """Lines of a file, before and after, up to which a diff is made."""
 
@@ -65,7 +68,7 @@ class RejectedEditError(WorkspaceError):
 
     def __init__(self, path: str) -> None:
         super().__init__(PathFault.DENIED, path)
-        self.args = (f"{path}: the user rejected this edit",)
+        self.args = (f"{path}: {REJECTED_EDIT}",)
 
 
 @dataclass(slots=True)
@@ -94,7 +97,7 @@ class UserWorkspace(FolderWorkspace):
             decision = await self.approver.decide_command(command)
             self.listener.note_command(decision)
         if decision is Decision.REJECTED:
-            raise ToolError("the user rejected this command")
+            raise ToolError(REJECTED_COMMAND)
         return await FolderWorkspace.exec(self, command, timeout_s=timeout_s)
 
     async def _change(self, path: str, data: bytes | None) -> None:
