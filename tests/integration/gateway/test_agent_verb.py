@@ -1,6 +1,7 @@
 """`etude agent` as its user types it: on a terminal, with a real gateway and feedback service."""
 
 import asyncio
+import json
 import os
 import pty
 import re
@@ -89,6 +90,10 @@ class Place:
             events = [each["event"] for each in answer.raise_for_status().json()["events"]]
         return [(each["type"].split(".")[-2], each["data"]["payload"]) for each in events]
 
+    def waiting_outcome(self) -> str:
+        lines = EventSpool(self.state / "spool").read_batch(max_events=999, max_bytes=1 << 30).lines
+        return str(json.loads(lines[-1])["data"]["payload"]["outcome"])
+
     def waiting_kinds(self) -> list[str]:
         lines = EventSpool(self.state / "spool").read_batch(max_events=999, max_bytes=1 << 30).lines
         return re.findall(r"dev\.etude\.feedback\.([a-z_]+)\.v1", b"".join(lines).decode())
@@ -153,9 +158,13 @@ class Terminal:
 
 
 def documented(place: Place) -> list[list[str]]:
-    """Commands of the page, with the addresses and names of this place."""
+    """Commands of the page, with the addresses and names of this place.
+
+    A session is replayed by its operator, in a test of its own.
+    """
     blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
     lines = [line.split("  #")[0] for block in blocks for line in block.splitlines()]
+    lines = [line for line in lines if " --store " not in line and " replay " not in line]
     names = {
         "https://gateway.example.com": place.gateway.url,
         "https://feedback.example.com": place.feedback.url,
@@ -198,6 +207,8 @@ async def test_the_events_of_a_piece_of_work_reach_the_service_with_consent(plac
     assert payloads["test_result"] == {"turn": 2, "numPassed": 2, "numFailed": 1, "numErrored": 0}
     assert payloads["task_closed"] == {"outcome": "Closed"}
     assert payloads["edit_applied"]["numLines"] == 1
+    (session,) = {each.rollout_id for each in await place.gateway.records()}
+    assert f"session {session}" in done.stderr
 
 
 async def test_without_consent_nothing_is_kept_or_sent(place: Place) -> None:
@@ -256,6 +267,21 @@ async def test_ctrl_c_ends_a_single_piece_of_work_as_given_up(place: Place) -> N
     assert "Traceback" not in terminal.shown
     assert place.waiting_kinds()[-2:] == ["turn_ended", "task_closed"]
     assert (place.folder / "my-project/core.py").read_text().endswith("a - b\n")
+
+
+@pytest.mark.parametrize("words", [("Fix add.",), ()])
+async def test_a_signal_ends_the_task_as_given_up(place: Place, words: Sequence[str]) -> None:
+    await place.agree()
+    terminal = Terminal(place, "agent", "work", "my-project", "--model", MODEL, *words)
+    if not words:
+        await terminal.wait_for("> ")
+        terminal.type("Fix add.\n")
+    await terminal.wait_for("edit core.py? [y/N] ")
+    os.kill(terminal.pid, signal.SIGTERM)
+    assert await terminal.end() == 128 + signal.SIGTERM
+    assert "Traceback" not in terminal.shown
+    assert place.waiting_kinds()[-2:] == ["turn_ended", "task_closed"]
+    assert place.waiting_outcome() == "Abandoned"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import FrameType
 
 from etude.agent.interactive.consent import AgentState
 from etude.agent.interactive.edits import observe_edits
@@ -17,6 +19,9 @@ from etude.common.feedback.client import EventClient
 from etude.common.feedback.http_exchange import check_address
 
 FLUSH_S = 10.0
+_LAST_FLUSH_S = 2.0
+"""After a signal: what waits is on the disk, and a supervisor kills soon."""
+_END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _ENDS = {
     RolloutEnding.LENGTH_LIMIT: "the turn was cut at its limit of tokens: see --turn-tokens",
     RolloutEnding.TURN_LIMIT: "stopped at the limit of turns: say `go on`, or see --turns",
@@ -33,12 +38,15 @@ class TerminalConversation:
     terminal: TerminalInput
     # One loop for all instructions: locks of the workspace belong to it.
     _runner: asyncio.Runner = field(default_factory=asyncio.Runner)
+    _ended_by: int = 0
+    """Signal that ended the conversation."""
 
     def work_once(self, instruction: str) -> None:
         """Work on one instruction.
 
         Raises:
             KeyboardInterrupt: the user stopped it; the task ends as given up.
+            SystemExit: a signal ended it; the task ends as given up, too.
         """
         with self._open():
             try:
@@ -49,7 +57,11 @@ class TerminalConversation:
             self.session.events.close("Closed")
 
     def converse(self) -> None:
-        """Work on each message of the user until the end of input, or Ctrl-C at the prompt."""
+        """Work on each message of the user until the end of input, or Ctrl-C at the prompt.
+
+        Raises:
+            SystemExit: a signal ended it; the task is given up if the policy was at work.
+        """
         with self._open():
             self.session.events.close(self._converse())
 
@@ -62,6 +74,8 @@ class TerminalConversation:
                     return _OUTCOMES[text]
                 if text:
                     self._try_work(text)
+                if self._ended_by:
+                    return "Abandoned"
         return "Closed"
 
     def _try_work(self, text: str) -> None:
@@ -69,7 +83,8 @@ class TerminalConversation:
         try:
             self._work(text)
         except KeyboardInterrupt:
-            say("stopped; Ctrl-D ends the conversation")
+            if not self._ended_by:
+                say("stopped; Ctrl-D ends the conversation")
         except UserError as error:
             say(error.problem.text())
         except EtudeError as error:
@@ -84,18 +99,43 @@ class TerminalConversation:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
-        """Send at the end what waits, however it comes."""
+        """Send at the end what waits, however it comes.
+
+        Raises:
+            KeyboardInterrupt: by Ctrl-C.
+            SystemExit: by another signal.
+        """
+        before = {number: signal.signal(number, self._end) for number in _END_SIGNALS}
         try:
             with self._runner:
                 yield
+        except KeyboardInterrupt:
+            if not self._ended_by:
+                raise
         finally:
             if client := self.session.events.open_client():
-                flush_events(client)
+                flush_events(client, timeout_s=_LAST_FLUSH_S if self._ended_by else FLUSH_S)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if self._ended_by:
+            raise SystemExit(128 + self._ended_by)
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        """End the work as Ctrl-C does, and the conversation with it.
+
+        Raises:
+            KeyboardInterrupt: nothing is at work.
+        """
+        self._ended_by = number
+        stop = signal.getsignal(signal.SIGINT)
+        if not callable(stop):  # ignored, as in the background of a shell
+            raise KeyboardInterrupt
+        stop(signal.SIGINT, frame)
 
 
-def flush_events(client: EventClient) -> bool:
+def flush_events(client: EventClient, *, timeout_s: float = FLUSH_S) -> bool:
     """Send what waits; false if something waits on."""
-    report = client.flush(timeout_s=FLUSH_S)
+    report = client.flush(timeout_s=timeout_s)
     if report.problem:
         what = f"feedback: {report.problem}; {report.waiting_bytes} bytes of events wait"
         say(f"{what}\n  fix: they are sent at the next start, or by etude agent observe")
