@@ -41,6 +41,9 @@ EXAMPLES = {
         "etude agent consent",
         "etude agent consent --feedback https://f.lab --tenant t --user u --terms v1",
     ),
+    "agent replay": (
+        "etude agent replay 3f2a runs/demo --folder app --model m --tenant t --terms v",
+    ),
     "agent observe": ("etude agent observe", "etude agent observe --state ~/.agent-state"),
     "generate": (
         "etude tasks generate small --train 32",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.support.native_template import write_call
+from typing_extensions import override
 
 from etude.agent.chat import ChatFormat
 from etude.agent.chat.native_form import find_native_form
@@ -62,13 +63,17 @@ class Quiet(Screen, Approver):
     def __init__(self, *, rejects: bool) -> None:
         self.decision = Decision.REJECTED if rejects else Decision.ACCEPTED
 
+    @override
     def show_message(self, text: str) -> None: ...
 
+    @override
     def show_call(self, call: ToolCall, outcome: ToolOutcome) -> None: ...
 
+    @override
     async def decide_edit(self, edit: Edit) -> Decision:
         return self.decision
 
+    @override
     async def decide_command(self, command: str) -> Decision:
         return Decision.ACCEPTED
 

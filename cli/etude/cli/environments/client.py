@@ -77,6 +77,7 @@ class EnvironmentRequest(NamedTuple):
     """First files, where there is no snapshot."""
     snapshot_id: str = ""
     number: int = 1
+    toolset: str = TOOLSET
 
 
 async def launch_environments(broker: str, wish: EnvironmentRequest) -> list[EnvironmentLease]:
@@ -91,7 +92,7 @@ async def launch_environments(broker: str, wish: EnvironmentRequest) -> list[Env
         template=wish.template,
         workspace=environments_pb2.WorkspaceSource(uri=wish.uri),
         count=wish.number,
-        toolset=TOOLSET,
+        toolset=wish.toolset,
         ttl_seconds=wish.ttl_s,
         queue_timeout_seconds=wish.wait_s,
         snapshot_id=wish.snapshot_id,
@@ -195,7 +196,7 @@ async def access_environment(
 ) -> AsyncIterator["environment_access_pb2_grpc.EnvAccessServiceAsyncStub"]:
     """Stub of an environment's access service; the lease is renewed meanwhile if it is ours."""
     async with channels.dial(environment.lease.endpoint) as channel:
-        renewing = asyncio.create_task(_renew(environment), name="renew")
+        renewing = asyncio.create_task(renew_lease(environment), name="renew")
         try:
             with problems_of_calls(f"environment {environment.name}"):
                 yield environment_access_pb2_grpc.EnvAccessServiceStub(channel)
@@ -204,7 +205,8 @@ async def access_environment(
             await asyncio.wait([renewing])
 
 
-async def _renew(environment: EnvironmentLease) -> None:
+async def renew_lease(environment: EnvironmentLease) -> None:
+    """Renew a lease until the task is cancelled; one that is not ours is left alone."""
     if not environment.broker:
         return
     request = environments_pb2.RenewLeasesRequest(
@@ -228,6 +230,18 @@ class PoolBroker(NamedTuple):
     broker: str
     templates: tuple[str, ...]
     """Empty if only the broker's address is known."""
+
+    def choose_template(self, pool: str) -> str:
+        """The only template of the pool.
+
+        Raises:
+            UserError: it is not clear which one.
+        """
+        if len(self.templates) == 1:
+            return self.templates[0]
+        there = f": it has {', '.join(self.templates)}" if self.templates else ""
+        what = f"which template is not clear{there}"
+        raise UserError(Problem("Usage", what, pool, "give --template NAME"))
 
 
 def find_pool(where: str, name: str = "") -> PoolBroker:

@@ -59,7 +59,7 @@ def create(
 
     found = client.find_pool(pool, pool_name)
     wish = client.EnvironmentRequest(
-        template=template or _single_template(found.templates, pool),
+        template=template or found.choose_template(pool),
         ttl_s=ttl,
         wait_s=wait,
         uri=_workspace_uri(workspace),
@@ -286,14 +286,6 @@ def _store_leases(environments: "Sequence[EnvironmentLease]") -> None:
     for environment in environments:
         lease_store.store_lease(environment)
         console().print(environment.name)
-
-
-def _single_template(templates: tuple[str, ...], pool: str) -> str:
-    if len(templates) == 1:
-        return templates[0]
-    there = f": it has {', '.join(templates)}" if templates else ""
-    what = f"which template is not clear{there}"
-    raise UserError(Problem("Usage", what, pool, "give --template NAME"))
 
 
 def _workspace_uri(workspace: str) -> str:

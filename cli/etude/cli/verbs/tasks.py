@@ -10,7 +10,16 @@ import typer
 
 from etude.cli import runs
 from etude.cli.examples import epilog
-from etude.cli.verbs.options import Endpoint, Region, RunFolder
+from etude.cli.verbs.options import (
+    Endpoint,
+    KeyStore,
+    Ledger,
+    LedgerStore,
+    Region,
+    RunFolder,
+    Secret,
+    write_ledger_options,
+)
 from etude.cli.verbs.weights import find_source_model
 from etude.common.errors import Problem, UserError
 
@@ -98,31 +107,18 @@ def lint(
     )
 
 
-_STORE = typer.Option(envvar="ETUDE_FEEDBACK_STORE", help="Folder or bucket of the ledger.")
-_KEY_STORE = typer.Option(envvar="ETUDE_FEEDBACK_KEY_STORE", help="Of the users' keys.")
-_SECRET = typer.Option(envvar="ETUDE_FEEDBACK_SECRET_FILE", help="File of the ledger's secret.")
-_LEDGER = typer.Option(envvar="ETUDE_FEEDBACK_LEDGER", help="Name of the ledger.")
 _TERMS = typer.Option(help="Version of the terms that allows tasks of sessions; repeatable.")
 _SESSIONS = "etude.feedback.commands.sessions"
-
-
-def _access(
-    store: str, key_store: str, secret: Path, ledger: str, remote: tuple[str | None, str | None]
-) -> tuple[str, ...]:
-    words = ("--store", store, "--key-store", key_store, "--secret", str(secret))
-    given = zip(("--endpoint", "--region"), remote, strict=True)
-    more = (word for name, value in given if value for word in (name, value))
-    return (*words, "--ledger", ledger, *more)
 
 
 @app.command(epilog=epilog("from-sessions"))
 def from_sessions(  # noqa: PLR0913 - one for each option
     review: Annotated[Path, typer.Option(help="Review: made, or read if --repo is given.")],
     *,
-    store: Annotated[str, _STORE],
-    key_store: Annotated[str, _KEY_STORE],
-    secret: Annotated[Path, _SECRET],
-    ledger: Annotated[str, _LEDGER] = "feedback",
+    store: LedgerStore,
+    key_store: KeyStore,
+    secret: Secret,
+    ledger: Ledger = "feedback",
     tenant: Annotated[str, typer.Option(help="To list: tenant of the sessions.")] = "",
     terms: Annotated[list[str], _TERMS] = [],  # noqa: B006 - Typer copies it
     model: Annotated[
@@ -145,7 +141,7 @@ def from_sessions(  # noqa: PLR0913 - one for each option
     Without --repo, candidates are listed in a new review with the reasons that speak against them.
     With it, those that a person marked as accepted are written, if a sandbox proves them.
     """
-    access = _access(store, key_store, secret, ledger, (endpoint, region))
+    access = write_ledger_options(store, key_store, secret, ledger, (endpoint, region))
     if repo is None:
         if not tenant or not terms:
             missing = "--terms" if tenant else "--tenant"
@@ -173,17 +169,17 @@ def from_sessions(  # noqa: PLR0913 - one for each option
 @app.command(epilog=epilog("withdrawn"))
 def withdrawn(  # noqa: PLR0913 - one for each option
     *,
-    store: Annotated[str, _STORE],
-    key_store: Annotated[str, _KEY_STORE],
-    secret: Annotated[Path, _SECRET],
+    store: LedgerStore,
+    key_store: KeyStore,
+    secret: Secret,
     terms: Annotated[list[str], _TERMS],
-    ledger: Annotated[str, _LEDGER] = "feedback",
+    ledger: Ledger = "feedback",
     endpoint: Endpoint = None,
     region: Region = None,
 ) -> None:
     """List tasks of sessions whose users were erased, or do not allow them any more."""
     options = [word for each in terms for word in ("--terms", each)]
-    access = _access(store, key_store, secret, ledger, (endpoint, region))
+    access = write_ledger_options(store, key_store, secret, ledger, (endpoint, region))
     _run(_SESSIONS, "withdrawn", *options, *access)
 
 

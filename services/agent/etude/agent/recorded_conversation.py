@@ -294,7 +294,7 @@ def _has_end(calls: Sequence[ToolCall]) -> bool:
 def join_turns(turns: Sequence[RecordedTurn]) -> list[RecordedTurn]:
     """Turns of which each goes on where the one before it ended.
 
-    A gateway that was started anew repeats the conversation so far, as a branch of its own.
+    A gateway that was restarted repeats the conversation so far, as a branch of its own.
 
     Raises:
         UserError: a turn continues another conversation.

@@ -10,16 +10,19 @@ import typer
 
 from etude.cli.examples import epilog
 from etude.cli.output import say
+from etude.cli.verbs.production.agent_replay import replay
 from etude.common.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from etude.agent.interactive.consent import AgentState
+    from etude.agent.interactive.gateway_policy import GatewayPolicy
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Work with a served policy in a folder of your own.",
     epilog=epilog("agent"),
 )
+app.command("replay", epilog=epilog("agent replay"))(replay)
 
 
 def _check_key(key: str) -> str:
@@ -100,12 +103,22 @@ def work(  # noqa: PLR0913 - a verb has as many parameters as it has options
     terminal = TerminalInput(sys.stdin.fileno())
     screen = TextScreen(yes, commands, terminal.ask if is_terminal else None)
     events = ConversationEvents(client, home, folder.resolve(), policy)
+    _tell_session(home, policy)
     session = AgentSession.open(events, screen, screen, max_turns=turns)
     conversation = TerminalConversation(session, home, terminal)
     if prompt:
         conversation.work_once(prompt)
     else:
         conversation.converse()
+
+
+def _tell_session(home: "AgentState", policy: "GatewayPolicy") -> None:
+    """Say by which name the gateway records the conversation, if its user consents."""
+    from etude.common.turn_log import identify_rollout
+
+    stored = home.read_consent()
+    if stored is not None and stored.granted:
+        say(f"session {identify_rollout(stored.tenant, stored.user, policy.rollout)}")
 
 
 def _check_work(folder: Path, key: str, *, can_talk: bool) -> None:

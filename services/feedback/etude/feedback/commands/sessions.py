@@ -1,6 +1,6 @@
-"""The programs behind `etude tasks from-sessions` and `etude tasks withdrawn`.
+"""The programs behind `etude tasks from-sessions` and `withdrawn`, and `etude agent replay`.
 
-python -m etude.feedback.commands.sessions list|accept|withdrawn --store URI --key-store URI …
+python -m etude.feedback.commands.sessions list|accept|withdrawn|turns --store URI --key-store URI …
 """
 
 import argparse
@@ -26,10 +26,11 @@ from etude.feedback.sessions.candidates import (
     SessionFinder,
     find_user_refusals,
 )
+from etude.feedback.sessions.recorded_turns import read_session
 from etude.feedback.sessions.review import SessionEntry
 from etude.feedback.sessions.task_records import TaskRecord
 
-_CODES = {"NotFound": 3, "Conflict": 8}
+_CODES = {"NotFound": 3, "Forbidden": 5, "Conflict": 8}
 _INVALID = 4
 
 
@@ -98,6 +99,19 @@ def _withdrawn(given: argparse.Namespace) -> int:
     return 1 if num_found else 0
 
 
+def _turns(given: argparse.Namespace) -> int:
+    """Print each turn of a session as a line of JSON."""
+    store, ledger = _open(given)
+    for turn in read_session(store, ledger, given.tenant, given.session, given.terms):
+        row = {
+            "num_prefix_tokens": turn.num_prefix_tokens,
+            "prompt_ids": [*turn.prompt_token_ids],
+            "token_ids": [*turn.token_ids],
+        }
+        sys.stdout.write(json.dumps(row) + "\n")
+    return 0
+
+
 def _open(given: argparse.Namespace) -> tuple[Store, LedgerReader]:
     access = StoreAccess(endpoint=given.endpoint, region=given.region)
     store, key_store = open_source(given.store, access), open_source(given.key_store, access)
@@ -119,9 +133,13 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("--review", type=Path, required=True)
     withdrawn = verbs.add_parser("withdrawn")
     withdrawn.set_defaults(run=_withdrawn)
-    for verb in (listing, withdrawn):
+    turns = verbs.add_parser("turns")
+    turns.add_argument("--tenant", required=True)
+    turns.add_argument("--session", required=True)
+    turns.set_defaults(run=_turns)
+    for verb in (listing, withdrawn, turns):
         verb.add_argument("--terms", action="append", required=True)
-    for verb in (listing, accepting, withdrawn):
+    for verb in (listing, accepting, withdrawn, turns):
         verb.add_argument("--store", required=True, help="URI of the ledger's folder or bucket")
         verb.add_argument("--key-store", required=True, help="URI of the users' keys")
         verb.add_argument("--secret", type=Path, required=True, help="64 hexadecimal digits")

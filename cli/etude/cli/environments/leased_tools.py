@@ -1,0 +1,98 @@
+"""Tools of a leased environment, for work that this process does in it."""
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from typing_extensions import override
+
+from etude.agent import messages
+from etude.agent.tools.base import ToolOutcome
+from etude.agent.turns import RolloutEnvironment, ToolCall
+from etude.cli.environments.client import (
+    EnvironmentRequest,
+    launch_environments,
+    release_leases,
+    renew_lease,
+)
+from etude.cli.environments.lease_store import EnvironmentLease
+from etude.common.errors import Problem, UserError
+from etude.common.rpc import channels
+from etude.v1 import environments_pb2, environments_pb2_grpc
+
+_TURN_S = 3600.0
+"""For the calls of one turn: each tool has its own limit."""
+
+
+@dataclass(slots=True)
+class LeasedEnvironment(RolloutEnvironment):
+    """One environment, leased for this process alone."""
+
+    environment: EnvironmentLease
+    node: "environments_pb2_grpc.EnvNodeServiceAsyncStub"
+
+    @override
+    async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolOutcome]:
+        lease = self.environment.lease
+        request = environments_pb2.RunTurnRequest(
+            lease_id=lease.lease_id,
+            agent_token=lease.agent_token,
+            calls=[messages.to_call_message(call) for call in calls],
+        )
+        answer = await self.node.RunTurn(request, timeout=_TURN_S)
+        return [messages.from_result_message(result) for result in answer.results]
+
+
+@contextlib.asynccontextmanager
+async def lease_environment(
+    broker: str, wish: EnvironmentRequest
+) -> AsyncIterator[LeasedEnvironment]:
+    """Lease an environment for as long as the block runs.
+
+    Raises:
+        UserError: none can be had.
+    """
+    (environment,) = await launch_environments(broker, wish)
+    renewing = asyncio.create_task(renew_lease(environment), name="renew")
+    try:
+        async with channels.dial(environment.lease.endpoint) as channel:
+            yield LeasedEnvironment(environment, environments_pb2_grpc.EnvNodeServiceStub(channel))
+    finally:
+        renewing.cancel()
+        await asyncio.wait([renewing])
+        # Of a broker that is away, the lease ends by itself.
+        with contextlib.suppress(UserError):
+            await release_leases(broker, [environment.name])
+
+
+@contextlib.contextmanager
+def copy_workspace(workspace: str) -> Iterator[str]:
+    """URI of the first files: a copy of a folder while the block runs, or the URI as it is given.
+
+    Content behind a URI never changes, and a folder of a user does. Symbolic links are left out.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    if "://" in workspace:
+        yield workspace
+        return
+    folder = Path(workspace)
+    if not folder.is_dir():
+        fix = "name a folder, or a URI that the pool's hosts can read"
+        raise UserError(Problem("NotFound", "is not a folder", workspace, fix))
+    with tempfile.TemporaryDirectory(prefix="etude-workspace-") as scratch:
+        target = Path(scratch) / "files"
+        shutil.copytree(folder, target, ignore=_find_special_files)
+        yield target.as_uri()
+
+
+def _find_special_files(parent: str, names: list[str]) -> list[str]:
+    paths = [Path(parent, name) for name in names]
+    return [
+        each.name for each in paths if each.is_symlink() or not (each.is_file() or each.is_dir())
+    ]
