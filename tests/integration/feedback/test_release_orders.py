@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
 
+import grpc
 import pytest
 from tests.support import pki
 
@@ -22,7 +23,7 @@ from etude.feedback.release.release_log import ReleaseLog
 from etude.feedback.release.rules import ReleaseRules
 from etude.feedback.release.server import SERVICES
 from etude.feedback.release.service import ReleaseService
-from etude.operator.remotes.clients import GrpcRemoteClient
+from etude.operator.remotes.clients import GrpcRemoteClient, RemoteError
 from etude.operator.remotes.release_order import ReleaseOrder
 from etude.operator.routes.releases import release_figures
 from etude.v1 import release_pb2, release_pb2_grpc
@@ -48,13 +49,18 @@ class Wire(NamedTuple):
         return ReleaseOrder(target=self.target, request_id=name, request=request, run_uid="uid-run")
 
 
+def make_service(folder: Path, *, trusts_network: bool = False) -> ReleaseService:
+    _, line = api_keys.make_key("alice", "admin")
+    (folder / "keys").write_text(f"{line}\n")
+    releases = ReleaseLog.open(open_store(f"file://{folder}/store"), ReleaseRules())
+    keys = api_keys.ApiKeyFile.load(folder / "keys")
+    return ReleaseService(releases, LedgerClock(0), keys, trusts_network)
+
+
 @pytest.fixture
 async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
     made = Wire("", tmp_path, pki.Authority())
-    _, line = api_keys.make_key("alice", "admin")
-    (tmp_path / "keys").write_text(f"{line}\n")
-    releases = ReleaseLog.open(open_store(f"file://{tmp_path}/store"), ReleaseRules())
-    service = ReleaseService(releases, LedgerClock(0), api_keys.ApiKeyFile.load(tmp_path / "keys"))
+    service = make_service(tmp_path)
     server = Server([SERVICES[0]], security=made.security(FEEDBACK))
     release_pb2_grpc.add_ReleaseServiceServicer_to_server(service, server.grpc_server)
     await server.start()
@@ -117,3 +123,32 @@ async def test_no_other_part_of_the_route_changes_what_is_served(
     )
     assert decision.action == "Refuse"
     assert "may not call" in decision.sentence
+
+
+async def test_without_certificates_the_operator_is_known_only_where_the_network_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plaintext = TransportSecurity()
+    monkeypatch.setattr(channels, "process_security", lambda: plaintext)
+    server = Server([SERVICES[0]], security=plaintext)
+    service = make_service(tmp_path)
+    release_pb2_grpc.add_ReleaseServiceServicer_to_server(service, server.grpc_server)
+    await server.start()
+    client, target = GrpcRemoteClient(), f"127.0.0.1:{server.port}"
+    order = Wire(target, tmp_path, pki.Authority()).order(RequestedAction.PROMOTE, "first", "1.7")
+    with pytest.raises(RemoteError, match="API key is missing"):
+        await client.ask_release(target, order)
+
+    service.trusts_network = True
+    decision = await client.ask_release(target, order)
+    assert decision.sentence == "1.7 promoted without a passed gate by operator/kubectl"
+    found = (await status(client, target)).stable
+    assert found is not None
+    assert found.version == "1.7"
+    async with channels.dial(target) as channel:
+        stub = release_pb2_grpc.ReleaseServiceStub(channel)
+        request = release_pb2.GetReleaseStatusRequest()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:  # a key that is shown has to be right
+            await stub.GetReleaseStatus(request, metadata=(("authorization", "Bearer x"),))
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    await server.stop(0)

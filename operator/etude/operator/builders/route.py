@@ -234,6 +234,8 @@ class _Builder(NamedTuple):
         }
         if feedback.tls_ref is not None:
             variables["ETUDE_FEEDBACK_TLS"] = SERVING_TLS
+        if self._is_network_trusted:
+            variables["ETUDE_FEEDBACK_RELEASE_CALLERS"] = "Network"
         secret = SecretFolder("ledger", LEDGER_SECRET, feedback.secret_ref.name, ("secret",))
         return self._service_pod(
             names.FEEDBACK,
@@ -280,6 +282,18 @@ class _Builder(NamedTuple):
             ),
             overrides=TemplateOverrides(annotations=annotations),
         )
+
+    @property
+    def has_policies(self) -> bool:
+        """True if NetworkPolicies of ours say who reaches the parts."""
+        return self.platform.namespace is not None and self.run.spec.network.policy == "Managed"
+
+    @property
+    def _is_network_trusted(self) -> bool:
+        """True if there are no certificates, and NetworkPolicies in their place."""
+        tls = self.platform.tls
+        is_plaintext = tls is not None and tls.mode is certificates.CertificateMode.PLAINTEXT
+        return is_plaintext and self.has_policies
 
     def _store_secret(self) -> str | None:
         secret = self.run.spec.storage.secret_ref
@@ -342,7 +356,7 @@ def route_children(
             for role in (*channels, names.FEEDBACK, names.GATEWAY)
         ]
         children += certificates.certificate_objects(route, platform.tls, identities)
-    if platform.namespace is not None and run.spec.network.policy == "Managed":
+    if platform.namespace is not None and parts.has_policies:
         asks = certificates.asks_issuer(platform.tls)
         children += network_policies.route_policies(
             route, run, platform.namespace, asks_issuer=asks

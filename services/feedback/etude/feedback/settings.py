@@ -110,7 +110,15 @@ def _parse_release(env: Mapping[str, str], horizon_s: float) -> ReleaseSettings 
         host=env.get("ETUDE_HOST", "127.0.0.1"),
         port=parse_port(env, "ETUDE_FEEDBACK_RELEASE_PORT", 7061),
         horizon_s=horizon_s,
+        trusts_network=_parse_callers(env) == "Network",
     )
+
+
+def _parse_callers(env: Mapping[str, str]) -> str:
+    callers = env.get("ETUDE_FEEDBACK_RELEASE_CALLERS", "Keys")
+    if callers not in {"Keys", "Network"}:
+        raise ValueError(f"ETUDE_FEEDBACK_RELEASE_CALLERS must be Keys or Network, got {callers!r}")
+    return callers
 
 
 def _parse_rules(

@@ -313,3 +313,23 @@ def test_children_of_a_route_never_have_the_names_of_those_of_a_run(
     of_run = run_children(run, RunShape(images=platform.images), everywhere)
     names = [{(m["kind"], m["metadata"]["name"]) for m in each} for each in (of_route, of_run)]
     assert names[0] & names[1] == set()
+
+
+@pytest.mark.parametrize(
+    ("mode", "policy", "callers"),
+    [
+        ("Plaintext", "Managed", "Network"),
+        ("Plaintext", "Unmanaged", "Keys"),
+        ("Secret", "Managed", "Keys"),
+    ],
+)
+def test_only_policies_of_ours_stand_in_for_the_operators_certificate(
+    run_body: Any, route_body: Any, platform: Platform, mode: str, policy: str, callers: str
+) -> None:
+    body = run_body()
+    body["spec"]["network"] = {"policy": policy}
+    tls = PlatformTls(mode=CertificateMode(mode), secret="wire")
+    made = children(route_body(), RLRun.model_validate(body), replace(platform, tls=tls))
+    env = variables(made["Deployment", "feedback"])
+    assert env.get("ETUDE_FEEDBACK_RELEASE_CALLERS", "Keys") == callers
+    assert (("NetworkPolicy", "feedback") in made) == (policy == "Managed")

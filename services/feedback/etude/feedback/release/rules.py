@@ -202,6 +202,9 @@ class ReleaseSettings(NamedTuple):
     """Of requests."""
     horizon_s: float
     """Time after a rollout's last turn in which its signals come."""
+    trusts_network: bool = False
+    """Take a caller without certificate and key for the operator: the network lets nobody else
+    through."""
 
 
 def read_rules(path: Path) -> ReleaseRules:

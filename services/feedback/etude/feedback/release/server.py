@@ -48,7 +48,7 @@ class ReleaseServer:
         clock = LedgerClock(releases.newest.decided_ms if releases.newest else 0)
         rollouts = CanaryRollouts(ledger, settings.horizon_s)
         server = Server(SERVICES, settings.host, settings.port)
-        service = ReleaseService(releases, clock, keys)
+        service = ReleaseService(releases, clock, keys, settings.trusts_network)
         release_pb2_grpc.add_ReleaseServiceServicer_to_server(service, server.grpc_server)
         keys_of_turns = TurnKeyService(ledger)
         turns_pb2_grpc.add_TurnKeyServiceServicer_to_server(keys_of_turns, server.grpc_server)
