@@ -44,6 +44,17 @@ class RunServices(NamedTuple):
     plans: PlanReporter
 
 
+class _SharedHandles(NamedTuple):
+    """Handles and partners on which several others are built."""
+
+    progress: RunProgress
+    reporter: RunReporter
+    commands: RunCommands
+    opened: OpenedRun
+    services: RunServices
+    store: Store
+
+
 @dataclass(slots=True, kw_only=True)
 class Run:
     """The handles of a run, one for each concern."""
@@ -75,55 +86,31 @@ class Run:
         chat: ChatFormat | None,
     ) -> "Run":
         """Build the handles of a run that this process has opened."""
-        book, learners = opened.book, services.learners
         progress = RunProgress(
             resolved=resolved, epoch=opened.epoch, cursor=opened.cursor, figures=opened.figures
         )
-        reporter = RunReporter(
+        shared = _SharedHandles(
             progress=progress,
-            reports=RunReports(resolved.uid, opened.epoch),
-            recorder=RunRecorder(services.record),
+            reporter=RunReporter(
+                progress=progress,
+                reports=RunReports(resolved.uid, opened.epoch),
+                recorder=RunRecorder(services.record),
+            ),
+            commands=RunCommands(resolved.spec, resolved.generation),
+            opened=opened,
+            services=services,
+            store=store,
         )
-        commands = RunCommands(resolved.spec, resolved.generation)
         return cls(
             store=store,
-            book=book,
+            book=opened.book,
             progress=progress,
-            reporter=reporter,
-            commands=commands,
-            learners=learners,
-            publishing=PublishPipeline(
-                progress=progress,
-                reporter=reporter,
-                commands=commands,
-                book=book,
-                learners=learners,
-                engines=services.engines,
-                chain=VersionChain(store=store, run_uid=resolved.uid, holder=holder),
-                compaction=CompactionMonitor(
-                    client=services.compactor,
-                    epoch=opened.epoch,
-                    versions=resolved.spec.weights.versions_per_keyframe,
-                    first=opened.next_version,
-                ),
-                next_version=opened.next_version,
-            ),
-            checkpoints=CheckpointManager(
-                progress=progress,
-                reporter=reporter,
-                commands=commands,
-                book=book,
-                saver=CheckpointSaver(store, book, learners),
-                branch=opened.branch,
-            ),
-            dispatcher=RolloutDispatcher(
-                progress=progress,
-                reporter=reporter,
-                book=book,
-                workers=services.workers,
-                engines=services.engines,
-                chat=chat,
-            ),
+            reporter=shared.reporter,
+            commands=shared.commands,
+            learners=services.learners,
+            publishing=_publish_pipeline(shared, holder=holder),
+            checkpoints=_checkpoint_manager(shared),
+            dispatcher=_rollout_dispatcher(shared, chat=chat),
             plans=services.plans,
             throughput=Throughput(),
         )
@@ -200,6 +187,52 @@ class Run:
             status.reason, status.message = LAGGING, publishing.engines.lag_problem
         elif status.reason in {StoreError.reason, KEYFRAME_OVERDUE, LAGGING}:
             status.reason = status.message = ""
+
+
+def _publish_pipeline(shared: _SharedHandles, *, holder: str) -> PublishPipeline:
+    """Pipeline of versions, which goes on after the last published one."""
+    opened, services, resolved = shared.opened, shared.services, shared.progress.resolved
+    return PublishPipeline(
+        progress=shared.progress,
+        reporter=shared.reporter,
+        commands=shared.commands,
+        book=opened.book,
+        learners=services.learners,
+        engines=services.engines,
+        chain=VersionChain(store=shared.store, run_uid=resolved.uid, holder=holder),
+        compaction=CompactionMonitor(
+            client=services.compactor,
+            epoch=opened.epoch,
+            versions=resolved.spec.weights.versions_per_keyframe,
+            first=opened.next_version,
+        ),
+        next_version=opened.next_version,
+    )
+
+
+def _checkpoint_manager(shared: _SharedHandles) -> CheckpointManager:
+    """Manager of checkpoints of the branch that was opened."""
+    opened = shared.opened
+    return CheckpointManager(
+        progress=shared.progress,
+        reporter=shared.reporter,
+        commands=shared.commands,
+        book=opened.book,
+        saver=CheckpointSaver(shared.store, opened.book, shared.services.learners),
+        branch=opened.branch,
+    )
+
+
+def _rollout_dispatcher(shared: _SharedHandles, *, chat: ChatFormat | None) -> RolloutDispatcher:
+    """Dispatcher of groups to workers and engines."""
+    return RolloutDispatcher(
+        progress=shared.progress,
+        reporter=shared.reporter,
+        book=shared.opened.book,
+        workers=shared.services.workers,
+        engines=shared.services.engines,
+        chat=chat,
+    )
 
 
 def root_cause(error: BaseException) -> BaseException:
