@@ -2,6 +2,9 @@
 
 python bench/gateway.py [--turns N]
 
+rLLM's gateway, in a virtual environment of its own, answers the same requests in the same run, from
+an engine that speaks HTTP. It has no TLS and no tokenizer, and keeps turns in SQLite.
+
 A real gateway process serves an engine process that costs nothing, with the tokenizer and template
 of Qwen 3, TLS on the port, and a record of each turn made durable in a folder. Counted is the CPU
 time of the gateway's process alone, by the kernel. A first turn has 7 KB of text that the gateway
@@ -33,6 +36,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from gateway_bench import peers
 from tests.support import pki
 from tests.support.chat_families import family_folder
 from tests.support.figures import record
@@ -45,6 +49,8 @@ from etude.common.turn_log import read_turns
 ROOT = Path(__file__).parents[1]
 START_S = 60
 WARM_UP = 20
+CONTINUED = "cpu_ms_per_request"
+TURNS = {"cpu_ms_first_turn": "first", CONTINUED: "continued", "cpu_ms_streamed_turn": "streamed"}
 TICKS = os.sysconf("SC_CLK_TCK")
 FRESH = "A line of a file that a user pasted, with some names and numbers in it: x_17 = f(42).\n"
 TURNS_PER_CONVERSATION = 10
@@ -54,28 +60,63 @@ def main() -> None:
     """Print the table and write bench/out/gateway.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=300)
+    parser.add_argument("--peer-turns", type=int, default=100)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         figures = asyncio.run(_measure(Path(name), options.turns))
-    table = Table("turn", "CPU ms of the gateway")
-    for key, value in figures.items():
-        if key.startswith("cpu_ms"):
-            table.add_row(key.removeprefix("cpu_ms_").replace("_", " "), f"{value:.2f}")
+    own = {key: value for key, value in figures.items() if key in TURNS}
+    by_gateway = {"etude": own} | _measure_peers(options.peer_turns, figures)
+    table = Table("CPU ms of a turn", *TURNS.values())
+    for name, each in by_gateway.items():
+        table.add_row(name, *(f"{each[key]:.2f}" for key in TURNS))
     Console().print(table)
+    for key in (key for key in figures if key.startswith("absent_")):
+        Console().print(f"{key.removeprefix('absent_')} is not measured: {figures[key]}")
     Console().print("Goal: 1.5 ms for a continued turn.")
     record("gateway", **figures)
 
 
-async def _measure(folder: Path, turns: int) -> dict[str, float]:
+def _measure_peers(turns: int, figures: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Measure the other gateways, and compare those that keep what they served with ours."""
+    measured: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as name, peers.serve_engine() as engine:
+        for peer in peers.PEERS:
+            try:
+                with peers.serve_peer(peer, Path(name) / peer.name, engine) as (pid, url):
+                    measured[peer.name] = asyncio.run(_measure_peer(pid, url, turns))
+            except (peers.AbsentError, httpx.HTTPError) as error:
+                figures[f"absent_{peer.name}"] = str(error)
+                continue
+            figures |= {f"{peer.name}_{key}": each for key, each in measured[peer.name].items()}
+    captures = [
+        measured[peer.name][CONTINUED]
+        for peer in peers.PEERS
+        if peer.captures and peer.name in measured
+    ]
+    if captures:
+        figures["ratio_to_best_peer"] = min(captures) / figures[CONTINUED]
+    return measured
+
+
+async def _measure_peer(pid: int, url: str, turns: int) -> dict[str, float]:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        return await _count_cpu(pid, client, turns)
+
+
+async def _count_cpu(pid: int, client: httpx.AsyncClient, turns: int) -> dict[str, float]:
+    """CPU of each kind of turn, in milliseconds."""
+    await _converse(client, WARM_UP, stream=False)
+    figures = {"cpu_ms_first_turn": await _cpu_ms(pid, _ask_first(client, turns), turns)}
+    for name, stream in ((CONTINUED, False), ("cpu_ms_streamed_turn", True)):
+        # The first turn of each conversation is not counted.
+        figures[name] = await _continued_ms(pid, client, turns, stream=stream)
+    return figures
+
+
+async def _measure(folder: Path, turns: int) -> dict[str, Any]:
     with _processes(folder) as (process, key, port):
         async with _client(folder, key, port) as client:
-            await _converse(client, WARM_UP, stream=False)
-            figures = {
-                "cpu_ms_first_turn": await _cpu_ms(process, _ask_first(client, turns), turns)
-            }
-            for name, stream in (("cpu_ms_per_request", False), ("cpu_ms_streamed_turn", True)):
-                # The first turn of each conversation is not counted.
-                figures[name] = await _continued_ms(process, client, turns, stream=stream)
+            figures: dict[str, Any] = {**await _count_cpu(process.pid, client, turns)}
         process.terminate()
         process.wait(60)
         figures["turns"] = turns
@@ -95,17 +136,15 @@ async def _converse(client: httpx.AsyncClient, turns: int, *, stream: bool) -> N
             await _continue(client, messages, stream=stream)
 
 
-async def _continued_ms(
-    process: "subprocess.Popen[bytes]", client: httpx.AsyncClient, turns: int, *, stream: bool
-) -> float:
+async def _continued_ms(pid: int, client: httpx.AsyncClient, turns: int, *, stream: bool) -> float:
     spent_s, count = 0.0, 0
     while count < turns:
         messages = await _open(client, stream=stream)
-        before_s = _cpu_s(process.pid)
+        before_s = _cpu_s(pid)
         for _ in range(TURNS_PER_CONVERSATION):
             await _continue(client, messages, stream=stream)
             count += 1
-        spent_s += _cpu_s(process.pid) - before_s
+        spent_s += _cpu_s(pid) - before_s
     return 1000 * spent_s / count
 
 
@@ -139,18 +178,18 @@ async def _ask(client: httpx.AsyncClient, messages: list[dict[str, str]], *, str
     return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
 
 
-async def _cpu_ms(
-    process: "subprocess.Popen[bytes]", work: Coroutine[Any, Any, None], count: int
-) -> float:
-    before_s = _cpu_s(process.pid)
+async def _cpu_ms(pid: int, work: Coroutine[Any, Any, None], count: int) -> float:
+    before_s = _cpu_s(pid)
     await work
-    return 1000 * (_cpu_s(process.pid) - before_s) / count
+    return 1000 * (_cpu_s(pid) - before_s) / count
 
 
 def _cpu_s(pid: int) -> float:
-    """CPU time of a process with all its threads, in seconds."""
+    """CPU time of a process with all its threads and children, in seconds."""
     values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(values[11]) + int(values[12])) / TICKS
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    own = (int(values[11]) + int(values[12])) / TICKS
+    return own + sum(_cpu_s(int(child)) for child in children)
 
 
 @contextlib.contextmanager
@@ -167,7 +206,7 @@ def _processes(folder: Path) -> Iterator[tuple["subprocess.Popen[bytes]", str, i
     key, line = make_key("bench", "serve")
     (folder / "keys").write_text(f"{line} consent=v1 limit=1000000\n")
     pki.write(folder / "tls", pki.Authority().issue(Identity(domain="bench", namespace="bench")))
-    port = _free_port()
+    port = peers.free_port()
     try:
         _wait_for(port_file.exists)
         route = {
@@ -209,12 +248,6 @@ async def _client(folder: Path, key: str, port: int) -> AsyncIterator[httpx.Asyn
         timeout=60,
     ) as client:
         yield client
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 def _listens(port: int) -> bool:
