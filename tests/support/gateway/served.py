@@ -219,17 +219,19 @@ async def serve_route(
         http = asyncio.create_task(server.serve(sockets=[listener]))
         writing = asyncio.create_task(parts.log.run())
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        yield ServedGateway(
-            url, keys["alice"], settings.keys_file, parts, open_store(uri), keys=keys
-        )
-        server.should_exit = True
-        await http
-        assert parts.app.service.recorder is not None
-        await parts.app.service.recorder.finish()
-        parts.log.close()
-        await writing
-    for connection in parts.connections:
-        await connection.close()
+        try:
+            yield ServedGateway(
+                url, keys["alice"], settings.keys_file, parts, open_store(uri), keys=keys
+            )
+        finally:  # else a test that fails hangs at the end of its loop
+            server.should_exit = True
+            await http
+            assert parts.app.service.recorder is not None
+            await parts.app.service.recorder.finish()
+            parts.log.close()
+            await writing
+            for connection in parts.connections:
+                await connection.close()
 
 
 async def start_engine(engine: PlayedEngine) -> Server:
