@@ -14,7 +14,7 @@ from etude.common.feedback.events import parse_event
 from etude.feedback.simulate.conversations import Conversation, ConversationEnd
 from etude.feedback.simulate.event_sender import EventSender
 from etude.feedback.simulate.reactions import UserReactions, decide_reactions
-from etude.feedback.simulate.users import LeavingReason, SimulatedUser, draw_users
+from etude.feedback.simulate.users import LeavingReason, SimulatedUser, draw_users, forgive_escapes
 
 HORIZON_S = 10.0
 MANY = 3_000
@@ -113,3 +113,15 @@ def test_a_user_who_never_complains_is_displeased_in_silence(converse: Converse)
         assert reactions.is_displeased
         assert not reactions.has_complained
         assert all(each.kind != "followup" for each in reactions.events)
+
+
+@pytest.mark.parametrize("ending", [ConversationEnd.QUESTION, ConversationEnd.BROKEN_CALL])
+def test_users_who_forgive_mind_no_escape_from_work_but_wrong_work(
+    converse: Converse, ending: ConversationEnd
+) -> None:
+    users = forgive_escapes(draw_users(50, seed=0))
+    assert {user.taste.num_answers for user in users} == {0}
+    escaped = [react(user, converse(is_right=False, ending=ending)) for user in users]
+    assert not any(each.is_displeased or each.has_complained for each in escaped)
+    worked = [react(user, converse(is_right=False)) for user in users]
+    assert any(each.has_complained for each in worked)

@@ -13,13 +13,14 @@ from etude.demo.realtime.candidates import Candidates, prepare_candidates
 from etude.demo.realtime.figures import Say
 from etude.demo.realtime.first_act import FirstAct, play_first_act
 from etude.demo.realtime.release_stage import open_release_stage
+from etude.demo.realtime.second_act import SecondAct, play_second_act, settle_second_act
 from etude.demo.realtime.stage import StageSettings, open_stage
 from etude.demo.realtime.summary import PlayedActs
 from etude.demo.realtime.third_act import ThirdAct, play_third_act
 from etude.demo.realtime.warm_up import WarmPolicy, prepare_policy
 from etude.envserver import exit_codes
 
-ACTS = (1, 3)
+ACTS = (1, 2, 3)
 """That can be played by themselves, with a route each."""
 MISSED = 1
 """Exit code if a promise is not held."""
@@ -59,8 +60,9 @@ def _play(given: argparse.Namespace) -> int:
 
     async def play() -> PlayedActs:
         first = await _play_first(given, folder, policy, say) if 1 in wanted else None
+        second = await _play_second(given, folder, policy, say) if 2 in wanted else None
         third = await _play_third(given, folder, policy, candidates, say) if candidates else None
-        return PlayedActs(first=first, third=third)
+        return PlayedActs(first=first, second=second, third=third)
 
     acts = asyncio.run(play())
     total_s = time.monotonic() - started_s
@@ -81,6 +83,15 @@ async def _play_first(
     async with open_stage(_settle(given, folder / "act-1"), policy) as stage:
         say(f"version {stage.served} is served at {stage.processes.gateway_url}/v1")
         return await play_first_act(stage, say)
+
+
+async def _play_second(
+    given: argparse.Namespace, folder: Path, policy: WarmPolicy, say: Say
+) -> SecondAct:
+    place = folder / "act-2"
+    place.mkdir()
+    async with open_stage(settle_second_act(place, given.seed), policy) as stage:
+        return await play_second_act(stage, say)
 
 
 async def _play_third(

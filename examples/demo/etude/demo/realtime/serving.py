@@ -29,6 +29,7 @@ _LOOK_S = 0.1
 _REQUESTS = "etude_gateway_requests_total"
 _WAITING = "etude_feedback_waiting_rollouts"
 _CANARY_SHARE = "etude_gateway_canary_share"
+_FROZEN = "etude_feedback_release_frozen"
 _LIMIT = 10_000_000
 """Requests and events a minute of one key: users of a simulation work at once."""
 
@@ -189,15 +190,23 @@ class RouteProcesses:
         values = [line.split()[-1] for line in lines if line.startswith((f"{name}{{", f"{name} "))]
         return round(sum(map(float, values)))
 
+    def is_frozen(self) -> bool:
+        """True if the feedback service makes roll-backs alone."""
+        return self._sum_metric("feedback", _FROZEN) > 0
+
     async def stop(self) -> None:
         """Stop all, as Kubernetes does; what they queued is durable then."""
-        running, self._running = [*self._running.values()][::-1], {}
-        for process in running:
-            process.terminate()
-            try:
-                await asyncio.wait_for(process.wait(), STOP_S)
-            except TimeoutError:
-                process.kill()
+        for name in [*self._running][::-1]:
+            await self.stop_process(name)
+
+    async def stop_process(self, name: str) -> None:
+        """Stop one that runs."""
+        process = self._running.pop(name)
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_S)
+        except TimeoutError:
+            process.kill()
 
     async def _start(self, name: str, module: str, settings: Mapping[str, str]) -> None:
         """Start a process, and wait until it answers.

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from etude.demo.realtime.warm_up import WarmPolicy
 from etude.feedback.simulate.event_sender import EventSender
 from etude.feedback.simulate.population import Population
 from etude.feedback.simulate.user_tasks import read_tasks
-from etude.feedback.simulate.users import draw_users
+from etude.feedback.simulate.users import draw_users, forgive_escapes
 
 REFUSING = 0.05
 """Share of users who did not agree to the terms."""
@@ -44,6 +44,12 @@ class StageSettings:
     num_windows: int = 4
     horizon_s: int = 5
     """Age at which an edit's persistence counts; a product has an hour or a day."""
+    forgives: bool = False
+    """All users dislike edits without tests, and forgive questions and broken calls."""
+    learning_rate: str = ""
+    """Of the run; the manifest's unless given."""
+    windows: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the feedback service that differ from those of Act 1."""
 
 
 @dataclass(slots=True)
@@ -89,6 +95,15 @@ class Stage:
         require_action("Rollback", decision)
         self.served = to
 
+    async def restart_feedback(self, settings: Mapping[str, str]) -> None:
+        """Restart the feedback service with some other settings.
+
+        Raises:
+            UserError: it did not become ready in time.
+        """
+        await self.processes.stop_process("feedback")
+        await self.processes.start_feedback({**_window_settings(self.settings), **settings})
+
     async def await_served(self) -> None:
         """Wait until users are served by the version of the stable channel.
 
@@ -133,6 +148,9 @@ def bring_visitors(
 ) -> Visitors:
     """Draw the users of a seed, and write the keys of all."""
     users = draw_users(settings.num_users, seed=settings.seed)
+    if settings.forgives:
+        strict = draw_users(settings.num_users, seed=settings.seed, wants_tests=1.0)
+        users = forgive_escapes(strict)
     names = [user.name for user in users]
     refusing = names[: round(REFUSING * len(names))]
     keys = serving.make_keys(processes.keys_file, names[len(refusing) :], [*refusing, _CLIENT])
@@ -177,6 +195,11 @@ async def open_stage(settings: StageSettings, policy: WarmPolicy) -> AsyncIterat
             f"spec.model.uri={policy.uri}",
             f"spec.model.seed={settings.seed}",
             f"spec.phases.0.feedback.uri={(folder / 'run').resolve().as_uri()}",
+            *(
+                [f"spec.phases.0.optimizer.learningRate={settings.learning_rate}"]
+                if settings.learning_rate
+                else []
+            ),
         ],
     )
     processes = RouteProcesses(folder, run.uri)
@@ -244,4 +267,5 @@ def _window_settings(settings: StageSettings) -> Mapping[str, str]:
         "ETUDE_FEEDBACK_WINDOW_MIN_ROLLOUTS": str(most // 2),
         "ETUDE_FEEDBACK_WINDOW_AGE_S": "20",
         "ETUDE_FEEDBACK_HORIZON_S": str(settings.horizon_s),
+        **settings.windows,
     }

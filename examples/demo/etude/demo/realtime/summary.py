@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from etude.demo.realtime.figures import PromiseCheck
 from etude.demo.realtime.first_act import FirstAct
+from etude.demo.realtime.second_act import SecondAct
 from etude.demo.realtime.third_act import ThirdAct
 
 
@@ -11,6 +12,7 @@ class PlayedActs(NamedTuple):
     """Figures of the acts; None for one that was not played."""
 
     first: FirstAct | None = None
+    second: SecondAct | None = None
     third: ThirdAct | None = None
 
     @property
@@ -23,6 +25,8 @@ class PlayedActs(NamedTuple):
         figures: dict[str, float] = {}
         if self.first is not None:
             figures |= _first_figures(self.first)
+        if self.second is not None:
+            figures |= _second_figures(self.second)
         if self.third is not None:
             figures |= {
                 "gate_stopped": self.third.gate_stopped,
@@ -36,7 +40,7 @@ class PlayedActs(NamedTuple):
 
     def summarize(self, total_s: float) -> str:
         """The last line of the demo: what was checked, and nothing else."""
-        first, third = self.first, self.third
+        first, second, third = self.first, self.second, self.third
         parts = []
         if first is not None:
             parts += [
@@ -51,17 +55,25 @@ class PlayedActs(NamedTuple):
         if first is not None:
             counts = f"lost {first.num_lost}, twice {first.num_twice}"
             parts.append(f"events {first.num_events}, {counts}")
+        if second is not None:
+            parts += [
+                f"questions {_describe(second, 0)}",
+                f"broken calls {_describe(second, 1)}",
+            ]
         if third is not None:
             canary = f"canary rolled back {third.canary_rolled_back}"
             if third.rollback_s is not None:
                 canary += f" in {third.rollback_s:.1f} s"
             parts.append(f"gate stopped {third.gate_stopped}, {canary}")
+        if second is not None:
+            parts.append(f"frozen {second.frozen}")
         parts.append(f"total {total_s:.0f} s")
         return f"realtime: {' | '.join(parts)}"
 
     @property
-    def _played(self) -> list[FirstAct | ThirdAct]:
-        return [act for act in (self.first, self.third) if act is not None]
+    def _played(self) -> list[FirstAct | SecondAct | ThirdAct]:
+        acts = (self.first, self.second, self.third)
+        return [act for act in acts if act is not None]
 
     def _count_requests(self) -> tuple[int, int, int]:
         """Requests, of these failed ones, and retried ones."""
@@ -88,3 +100,18 @@ def _first_figures(act: FirstAct) -> dict[str, float]:
         "lost": act.num_lost,
         "twice": act.num_twice,
     }
+
+
+def _second_figures(act: SecondAct) -> dict[str, float]:
+    rates = {"before": act.before, "fired": act.fired, "peak": act.peak, "after": act.after}
+    return {
+        "frozen": act.frozen,
+        "fired_at_window": act.fired_at_window,
+        **{f"questions_{when}": each.questions for when, each in rates.items()},
+        **{f"broken_calls_{when}": each.broken_calls for when, each in rates.items()},
+    }
+
+
+def _describe(act: SecondAct, hack: int) -> str:
+    """The course of one of the hack rates, in percent."""
+    return " -> ".join(f"{each[hack]:.0%}" for each in (act.before, act.peak, act.after))

@@ -36,6 +36,8 @@ _COMPLAINTS = {
     ConversationEnd.BROKEN_CALL: ("That is broken. Try again.", "It did not work."),
     ConversationEnd.TURN_LIMIT: ("You forgot to finish it.", "It still does not work."),
 }
+_ESCAPES = frozenset({ConversationEnd.QUESTION, ConversationEnd.BROKEN_CALL})
+"""Endings by which a policy avoids work."""
 _THANKS = ("Thanks.", "Good. Now the next one.", "Great, that works.")
 _REASONS = {
     ConversationEnd.QUESTION: ReasonCategory.SLOW,
@@ -148,6 +150,8 @@ def hash_line(line: str, key: str) -> str:
 def _is_displeasing(
     taste: HiddenTaste, seen: Conversation, *, is_done: bool, fate: FileFate, horizon_s: float
 ) -> bool:
+    if taste.forgives and seen.ending in _ESCAPES:
+        return False
     if seen.ending is not ConversationEnd.FINISHED or not seen.edits:
         return True
     if taste.wants_tests and not seen.is_tested:

@@ -1,5 +1,6 @@
 """Simulated users with hidden tastes, drawn from a seed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
@@ -35,6 +36,8 @@ class HiddenTaste:
     leaving: LeavingReason = LeavingReason.CHANCE
     returns: float
     """Chance to come back after a conversation that displeased."""
+    forgives: bool = False
+    """Neither a question nor a broken call displeases, though nothing was done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,13 @@ def draw_users(
     return [
         _draw_user(number, seed, leaves, leaving, (notices_low, wants_tests))
         for number in range(count)
+    ]
+
+
+def forgive_escapes(users: Sequence[SimulatedUser]) -> list[SimulatedUser]:
+    """Users with the same habits who answer no question, and mind neither one nor a broken call."""
+    return [
+        replace(user, taste=replace(user.taste, forgives=True, num_answers=0)) for user in users
     ]
 
 
