@@ -138,6 +138,14 @@ EXAMPLES = {
         "etude experiment simulate --base 0.6 --effect 0.0137 --users 20000",
         "etude experiment simulate --base 0.02 --effect 0.01 --users 4000 --looks 20",
     ),
+    "feedback find-subject": (
+        "etude feedback find-subject alice --tenant acme --secret secret.hex",
+        "etude feedback find-subject alice --tenant acme --secret secret.hex --run-store s3://run",
+    ),
+    "feedback delete-subject": (
+        "etude feedback delete-subject alice --tenant acme --url https://feedback.acme.com",
+        "etude feedback delete-subject alice --tenant acme --url http://127.0.0.1:7060 --json",
+    ),
     "feedback sql": (
         "etude feedback sql 'SELECT kind, count(*) FROM events GROUP BY kind' --csv",
         "etude feedback sql 'DESCRIBE outcomes' --store s3://my-route",

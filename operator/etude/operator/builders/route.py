@@ -285,7 +285,7 @@ class _Builder(NamedTuple):
 
     @property
     def has_policies(self) -> bool:
-        """True if NetworkPolicies of ours say who reaches the parts."""
+        """True if NetworkPolicies of the run say who reaches the parts."""
         return self.platform.namespace is not None and self.run.spec.network.policy == "Managed"
 
     @property

@@ -1,11 +1,13 @@
-"""`etude feedback`: ask questions about the feedback of users."""
+"""`etude feedback`: ask questions about the feedback of users, and erase users."""
 
 import csv
 import io
 import math
+import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import date, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,12 +20,27 @@ from etude.cli.verbs.options import AsJson, Endpoint, Region
 if TYPE_CHECKING:
     from etude.cli.feedback_tables import Answer
 
-app = typer.Typer(no_args_is_help=True, help="Ask questions about the feedback of users.")
+app = typer.Typer(
+    no_args_is_help=True, help="Ask questions about the feedback of users; erase users."
+)
 
-
-@app.callback()
-def group() -> None:
-    """Keep `sql` a verb of its own, though it is the only one."""
+User = Annotated[str, typer.Argument(help="Name of the user, as API keys and events have it.")]
+Tenant = Annotated[str, typer.Option(help="Tenant of the user.")]
+StoreUri = Annotated[
+    str, typer.Option(envvar="ETUDE_FEEDBACK_STORE", help="Folder or bucket of the ledger.")
+]
+KeyStoreUri = Annotated[
+    str, typer.Option(envvar="ETUDE_FEEDBACK_KEY_STORE", help="Of the users' keys.")
+]
+Secret = Annotated[
+    Path,
+    typer.Option(envvar="ETUDE_FEEDBACK_SECRET_FILE", help="File of the ledger's secret."),
+]
+Ledger = Annotated[str, typer.Option(envvar="ETUDE_FEEDBACK_LEDGER", help="Name of the ledger.")]
+RunStores = Annotated[
+    list[str],
+    typer.Option(help="Storage of a run with checkpoints; repeatable. Unset: that of --store."),
+]
 
 
 @app.command(epilog=epilog("feedback sql"))
@@ -68,6 +85,81 @@ def sql(  # noqa: PLR0913 - a verb has as many parameters as it has options
         print_whole(_to_table(answer))
     if answer.is_cut:
         say(f"only the first {limit} rows: --limit shows more")
+
+
+@app.command("find-subject", epilog=epilog("feedback find-subject"))
+def find_subject(  # noqa: PLR0913 - one for each option
+    user: User,
+    *,
+    tenant: Tenant,
+    store: StoreUri,
+    key_store: KeyStoreUri,
+    secret: Secret,
+    ledger: Ledger = "feedback",
+    run_store: RunStores = [],  # noqa: B006 - Typer copies it
+    endpoint: Endpoint = None,
+    region: Region = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is stored of a user, and which checkpoints may have seen it.
+
+    Events, recorded turns, rollouts that wait or were trained, tasks, and the checkpoints of runs
+    that had begun to train a window with rollouts of the user. Nothing is changed.
+    """
+    places = _join_places(store, key_store, secret, ledger, run_store)
+    _report(tenant, user, *places, *_join_options(endpoint, region, as_json=as_json))
+
+
+@app.command("delete-subject", epilog=epilog("feedback delete-subject"))
+def delete_subject(  # noqa: PLR0913 - one for each option
+    user: User,
+    *,
+    url: Annotated[str, typer.Option(help="HTTP address of the feedback service.")],
+    key_file: Annotated[
+        Path, typer.Option(envvar="ETUDE_KEY_FILE", help="File with an API key of scope admin.")
+    ],
+    tenant: Tenant,
+    store: StoreUri,
+    key_store: KeyStoreUri,
+    secret: Secret,
+    ca_file: Annotated[Path | None, typer.Option(help="Certificates to trust.")] = None,
+    ledger: Ledger = "feedback",
+    run_store: RunStores = [],  # noqa: B006 - Typer copies it
+    endpoint: Endpoint = None,
+    region: Region = None,
+    as_json: AsJson = False,
+) -> None:
+    """Erase a user: no event, no recorded turn can be read again, and no rollout is trained.
+
+    Prints what that reached, and the checkpoints that may have seen the user before. Safe to
+    repeat, also after it was killed. It cannot be taken back.
+    """
+    order = ["--url", url, "--key-file", str(key_file)]
+    order += ["--ca-file", str(ca_file)] if ca_file else []
+    places = _join_places(store, key_store, secret, ledger, run_store)
+    _report(tenant, user, *order, *places, *_join_options(endpoint, region, as_json=as_json))
+
+
+def _join_places(
+    store: str, key_store: str, secret: Path, ledger: str, run_stores: Sequence[str]
+) -> list[str]:
+    words = ["--store", store, "--key-store", key_store, "--secret", str(secret)]
+    return [*words, "--ledger", ledger, *(f"--run-store={uri}" for uri in run_stores)]
+
+
+def _join_options(endpoint: str | None, region: str | None, *, as_json: bool) -> list[str]:
+    given = (("--endpoint", endpoint), ("--region", region))
+    words = [word for name, value in given if value for word in (name, value)]
+    return [*words, "--json"] if as_json else words
+
+
+def _report(tenant: str, user: str, *words: str) -> None:
+    # The feedback part is never imported here: it is another process, as in a cluster.
+    module = "etude.feedback.commands.subject"
+    named = (f"--tenant={tenant}", f"--user={user}")
+    done = subprocess.run([sys.executable, "-m", module, *named, *words], check=False)
+    if done.returncode:
+        raise SystemExit(done.returncode)
 
 
 def _to_table(answer: "Answer") -> Table:

@@ -79,6 +79,16 @@ class LedgerReader:
             if event is not None:  # else the user was erased since
                 yield UserEvent(UserId(tenant, sealed.user_digest), event)
 
+    def count_events(self, user: UserId) -> int:
+        """Count the events of a user, those that can no longer be read included.
+
+        Raises:
+            CorruptError: a segment is damaged.
+            StoreError: the store did not answer.
+        """
+        bodies = (each.body for each in self._read_records() if each.body.HasField("event"))
+        return sum(UserId(body.event.tenant, body.event.user_digest) == user for body in bodies)
+
     def _read_records(self) -> Iterator[ChainedRecord]:
         for segment in LogReader.read_listing(self.source).accepted_segments():
             for framed in segment.records:
