@@ -13,7 +13,7 @@ from tests.support.feedback.lives import NOW_MS, SECRET, SERVER, Stores, ids, li
 from etude.common.blobs import MemoryStore, ObjectInfo
 from etude.common.durable_log import segments
 from etude.common.durable_log.segments import decode_segment, encode_frame, encode_segment
-from etude.common.errors import CorruptError, FencedError
+from etude.common.errors import CorruptError, FencedError, UserError
 from etude.feedback.ledger import ledger as ledger_module
 from etude.feedback.ledger.ledger import LEDGER, open_ledger
 from etude.feedback.ledger.user_keys import LedgerSecret
@@ -174,12 +174,23 @@ async def test_a_ledger_of_another_name_or_secret_is_refused() -> None:
         await intake.take([examples.encoded()], SERVER)
     with pytest.raises(CorruptError, match="belongs to test"):
         open_ledger(stores.ledger, stores.keys, SECRET, uid="other", holder="x")
-    other = open_ledger(stores.ledger, stores.keys, LedgerSecret(bytes(32)), uid="test", holder="x")
-    writing = asyncio.create_task(other.log.run())
-    await other.wait_durable(other.log.last_sequence)
-    writing.cancel()
-    page = other.read_page(tenant="acme", limit=10)
-    assert (page.events, page.num_unreadable) == ([], 1)
+    async with living(stores) as intake:
+        with pytest.raises(UserError, match="another secret") as refusal:
+            open_ledger(stores.ledger, stores.keys, LedgerSecret(bytes(32)), uid="test", holder="x")
+        assert refusal.value.problem.where == "ETUDE_FEEDBACK_SECRET_FILE"
+        intake.ledger.check_alone()  # the refused one fenced nobody
+
+
+async def test_a_damaged_key_of_one_user_does_not_keep_the_others_from_their_ledger() -> None:
+    stores = Stores()
+    async with living(stores) as intake:
+        for number in range(3):
+            await intake.take([examples.encoded(id=str(number), user=f"u-{number}")], SERVER)
+    damaged, *_ = sorted(stores.keys.objects)
+    stores.keys.objects[damaged] = bytes(60)
+    async with living(stores) as intake:
+        page = intake.ledger.read_page(tenant="acme", limit=10)
+        assert (len(page.events), page.num_unreadable) == (2, 1)
 
 
 async def stored() -> Stores:

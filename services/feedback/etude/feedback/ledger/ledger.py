@@ -282,7 +282,11 @@ def open_ledger(
         CorruptError: a record is damaged, missing, or of another ledger.
         FencedError: other writers kept winning.
         StoreError: a store did not answer.
+        UserError: the secret is another than that of the stored keys.
     """
+    keys = UserKeys(key_store, secret)
+    # Before the claim: who cannot read the ledger does not fence the one who can.
+    keys.check_secret()
     epoch = claim_log_epoch(store, LEDGER, holder=holder)
     # After the claim: all that an earlier writer acknowledged is in the log now.
     reader = LogReader.read_listing(ledger_source(store, uid))
@@ -292,7 +296,6 @@ def open_ledger(
         for framed in segment.records:
             chain = records.check_chain(framed, segment.where, previous=chain)
             state.apply(records.parse_record(framed, segment.where))
-    keys = UserKeys(key_store, secret)
     for user, num_erasures in state.erasures.items():
         keys.destroy(user, num_erasures - 1)  # a writer may have died before it did
     ledger = FeedbackLedger(

@@ -8,6 +8,7 @@ their own, without versions of objects and without backups.
 """
 
 import hmac
+import itertools
 import os
 import re
 import threading
@@ -28,6 +29,8 @@ KEYS = "keys/"
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
+_CHECKED_KEYS = 8
+"""One damaged object is no other secret."""
 _CACHED_KEYS = 50_000
 """Keys in memory: 10 MB."""
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -100,6 +103,29 @@ class UserKeys:
     """Newest generation of which the key was destroyed: a thread may still hold it."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def check_secret(self) -> None:
+        """Check that the secret opens stored keys; without any, every secret is right.
+
+        Raises:
+            UserError: it opens none of those that were tried.
+            StoreError: the store did not answer.
+        """
+        failure: CorruptError | None = None
+        for info in itertools.islice(self.store.list(KEYS), _CHECKED_KEYS):
+            try:
+                self._unwrap(info.key, self.store.get(info.key))
+            except MissingError:  # the user was erased a moment ago
+                continue
+            except CorruptError as error:
+                failure = error
+            else:
+                return
+        if failure is not None:
+            fix = "name the file with the secret under which the ledger was begun"
+            raise UserError(
+                Problem("InvalidSecret", str(failure), "ETUDE_FEEDBACK_SECRET_FILE", fix)
+            )
+
     def cached_key(self, user: UserId, generation: int) -> bytes | None:
         """A key that is in memory."""
         return self._cache.get((user, generation))
@@ -114,11 +140,12 @@ class UserKeys:
         cached = self.cached_key(user, generation)
         if cached is not None:
             return cached
+        name = _object_key(user, generation)
         try:
-            wrapped = self.store.get(_object_key(user, generation))
+            wrapped = self.store.get(name)
         except MissingError:
             return None
-        return self._remember(user, generation, self._unwrap(user, generation, wrapped))
+        return self._remember(user, generation, self._unwrap(name, wrapped))
 
     def find_or_create(self, user: UserId, generation: int) -> bytes:
         """The key of a user, made on first use.
@@ -136,9 +163,7 @@ class UserKeys:
         try:
             self.store.create(name, wrapped)
         except ExistsError:  # another thread's, or our own whose reply was lost
-            return self._remember(
-                user, generation, self._unwrap(user, generation, self.store.get(name))
-            )
+            return self._remember(user, generation, self._unwrap(name, self.store.get(name)))
         return self._remember(user, generation, key)
 
     def destroy(self, user: UserId, generation: int) -> None:
@@ -153,8 +178,7 @@ class UserKeys:
                 self._cache.pop((user, number), None)
         self.store.delete([_object_key(user, number) for number in range(generation + 1)])
 
-    def _unwrap(self, user: UserId, generation: int, wrapped: bytes) -> bytes:
-        name = _object_key(user, generation)
+    def _unwrap(self, name: str, wrapped: bytes) -> bytes:
         where = f"{self.store.url}/{name}"
         if len(wrapped) != _NONCE_BYTES + _KEY_BYTES + _TAG_BYTES:
             raise CorruptError(f"{where}: {len(wrapped)} bytes are no key")
