@@ -20,10 +20,10 @@ from etude.common.feedback.client import (
     EventAuthor,
     EventClient,
     EventContext,
-    HttpAnswer,
     UserConsent,
     hash_lines,
 )
+from etude.common.feedback.http_exchange import HttpAnswer
 from etude.common.feedback.spool import EventSpool
 
 SECRET = b"s" * 32

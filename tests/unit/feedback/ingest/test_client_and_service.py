@@ -18,9 +18,9 @@ from etude.common.feedback.client import (
     EventAuthor,
     EventClient,
     EventContext,
-    HttpAnswer,
     UserConsent,
 )
+from etude.common.feedback.http_exchange import HttpAnswer
 from etude.common.feedback.spool import EventSpool
 from etude.feedback.ingest import app as http
 
