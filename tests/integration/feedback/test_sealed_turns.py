@@ -22,7 +22,9 @@ from typing_extensions import override
 
 from etude.agent.chat import ChatFormat
 from etude.common.rpc.server import Server
+from etude.common.turn_sealing import TurnKey, TurnSealer, derive_public_key
 from etude.feedback.ledger.ledger import FeedbackLedger
+from etude.feedback.ledger.user_keys import UserKeys
 from etude.feedback.turn_keys import TurnKeyService, read_turn
 from etude.v1 import turns_pb2, turns_pb2_grpc
 
@@ -68,7 +70,7 @@ class Loop:
             messages.append({"role": "assistant", "content": answer.choices[0].message.content})
 
     def read(self, records: Sequence[turns_pb2.TurnRecord]) -> list[turns_pb2.TurnRecord | None]:
-        return [read_turn(record, self.ledger.keys) for record in records]
+        return [read_turn(record, self.ledger.state, self.ledger.keys) for record in records]
 
 
 @contextlib.asynccontextmanager
@@ -123,6 +125,21 @@ async def test_an_erasure_of_feedback_makes_recorded_turns_unreadable_for_ever(
         key = await loop.ledger.user_key(ALICE)
         assert key.generation == 1
         assert loop.read(await loop.gateway.records()) == [None, None]
+
+
+async def test_a_key_that_was_made_while_its_user_was_erased_reads_nothing(
+    tmp_path: Path,
+) -> None:
+    async with running_loop(tmp_path) as loop:
+        keys = loop.ledger.keys
+        await loop.ledger.erase_user(ALICE, now_ms=NOW_MS)
+        keys.find_or_create(ALICE, 0)  # a thread that had seen the generation of before
+        assert keys.find(ALICE, 0) is None
+        key = UserKeys(keys.store, SECRET).find_or_create(ALICE, 0)  # of a killed process
+        record = turns_pb2.TurnRecord(turn_id="t-1", token_ids=[1, 2], logprobs=[-1.0, -2.0])
+        record.tenant = ALICE.tenant
+        TurnSealer.make(TurnKey(ALICE.digest, 0, derive_public_key(key))).seal(record)
+        assert loop.read([record]) == [None]
 
 
 async def test_a_turn_in_which_its_key_expires_is_recorded(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing_extensions import override
 from etude.common.errors import CorruptError, InvalidFieldError
 from etude.common.turn_sealing import derive_public_key, open_turn
 from etude.feedback.ledger.ledger import FeedbackLedger
+from etude.feedback.ledger.state import LedgerState
 from etude.feedback.ledger.user_keys import LedgerSecret, UserId, UserKeys
 from etude.v1 import turns_pb2, turns_pb2_grpc
 
@@ -44,7 +45,9 @@ class TurnKeyService(turns_pb2_grpc.TurnKeyServiceServicer):
         )
 
 
-def read_turn(record: turns_pb2.TurnRecord, keys: UserKeys) -> turns_pb2.TurnRecord | None:
+def read_turn(
+    record: turns_pb2.TurnRecord, state: LedgerState, keys: UserKeys
+) -> turns_pb2.TurnRecord | None:
     """The record with its tokens; None if its user was erased since; blocks.
 
     Raises:
@@ -56,6 +59,8 @@ def read_turn(record: turns_pb2.TurnRecord, keys: UserKeys) -> turns_pb2.TurnRec
     user = find_user(record, keys.secret)
     if user is None:
         raise CorruptError(f"turn {record.turn_id} names no user")
+    if record.sealed.key_generation < state.generation(user):
+        return None  # also if somebody made a key of that generation while it was destroyed
     key = keys.find(user, record.sealed.key_generation)
     return None if key is None else open_turn(record, key)
 

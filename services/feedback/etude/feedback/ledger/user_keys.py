@@ -164,6 +164,8 @@ class UserKeys:
             self.store.create(name, wrapped)
         except ExistsError:  # another thread's, or our own whose reply was lost
             return self._remember(user, generation, self._unwrap(name, self.store.get(name)))
+        if generation <= self._destroyed.get(user, -1):  # the user was erased meanwhile
+            self.store.delete([name])
         return self._remember(user, generation, key)
 
     def destroy(self, user: UserId, generation: int) -> None:

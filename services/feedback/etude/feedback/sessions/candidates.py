@@ -135,7 +135,7 @@ class SessionFinder:
         prompt: tuple[int, ...] = ()
         if is_kept and not record.num_prefix_tokens:
             try:
-                readable = read_turn(record, self.ledger.keys)
+                readable = read_turn(record, self.ledger.state, self.ledger.keys)
             except CorruptError as error:
                 log.warning("a turn is left out: %s", error)
                 return None

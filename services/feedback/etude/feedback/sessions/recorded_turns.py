@@ -43,7 +43,7 @@ def read_session(
             )
             if record.HasField("withheld"):
                 reasons = [*reasons, "HoldsSecret"]
-            turn = None if reasons else read_turn(record, ledger.keys)
+            turn = None if reasons else read_turn(record, ledger.state, ledger.keys)
             if turn is None:
                 what = f"is not read: {', '.join(reasons or ['Erased'])}"
                 fix = "choose a session of a user who allows it under --terms"

@@ -58,7 +58,7 @@ class WindowBuilder:
         self._ledger_feed = LedgerFeed(self.ledger)
         self._monitors = WindowMonitors(self.rules.actions)
         self._turn_feed = TurnFeed(self.store)
-        self._objects = RolloutObjects(self.store, self.ledger.keys)
+        self._objects = RolloutObjects(self.ledger)
 
     @property
     def store(self) -> Store:

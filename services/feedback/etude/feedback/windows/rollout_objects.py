@@ -11,7 +11,8 @@ from etude.common.blobs import MAX_CREATE_BYTES, MissingError, Store
 from etude.common.errors import CorruptError
 from etude.common.feedback import windows
 from etude.common.weights.protocol import records
-from etude.feedback.ledger.user_keys import UserId, UserKeys
+from etude.feedback.ledger.ledger import FeedbackLedger
+from etude.feedback.ledger.user_keys import UserId
 from etude.feedback.signals.history import RolloutHistory
 from etude.feedback.turn_keys import read_turn
 from etude.feedback.windows.assembly import UntrainableError, assemble_rollout
@@ -26,10 +27,13 @@ _CACHED_SEGMENTS = 8
 class RolloutObjects:
     """Writes the objects of rollouts; blocks."""
 
-    store: Store
-    keys: UserKeys
-    """Of the users whose turns are sealed."""
+    ledger: FeedbackLedger
+    """Its keys open sealed turns."""
     _segments: "OrderedDict[str, turns_pb2.TurnSegment]" = field(default_factory=OrderedDict)
+
+    @property
+    def store(self) -> Store:
+        return self.ledger.log.store
 
     def write(self, history: RolloutHistory) -> str:
         """Write the object of a rollout, and return its digest.
@@ -66,7 +70,7 @@ class RolloutObjects:
         for turn in history.turns:
             sealed = self._read_segment(turn.place.key).turns[turn.place.position]
             try:
-                record = read_turn(sealed, self.keys)
+                record = read_turn(sealed, self.ledger.state, self.ledger.keys)
             except CorruptError as error:
                 raise UntrainableError("IncompleteTurns", str(error)) from error
             if record is None:
