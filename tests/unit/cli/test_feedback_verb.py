@@ -64,6 +64,13 @@ def test_figures_that_are_no_numbers_are_text_in_json(store: str) -> None:
     assert json.loads(found, parse_constant=pytest.fail) == {"a": "nan", "b": "-inf"}
 
 
+def test_two_columns_of_one_name_are_no_object_in_json(store: str) -> None:
+    done = ask("SELECT 1 AS a, 2 AS b, 3 AS a", store, "--json")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "has several columns named a" in done.stderr
+    assert ask("SELECT 1 AS a, 2 AS a", store, "--csv").stdout.split() == ["a,a", "1,2"]
+
+
 @pytest.mark.parametrize("option", [(), ("--csv",), ("--json",)])
 def test_an_answer_does_nothing_to_a_terminal(store: str, option: tuple[str, ...]) -> None:
     assert "\x1b[2J" not in ask("SELECT kind FROM events", store, *option).stdout

@@ -5,6 +5,7 @@ import io
 import math
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from datetime import date, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.table import Table
 from etude.cli.examples import epilog
 from etude.cli.output import escape_controls, print_row, print_whole, say
 from etude.cli.verbs.options import AsJson, Endpoint, Region
+from etude.common.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from etude.cli.feedback_tables import Answer
@@ -77,6 +79,7 @@ def sql(  # noqa: PLR0913 - a verb has as many parameters as it has options
     with open_tables(store, access, since=first_day) as database:
         answer = ask(database, question, limit=limit, timeout_s=timeout)
     if as_json:
+        _check_names(answer.columns)
         for row in answer.rows:
             print_row(dict(zip(answer.columns, map(_to_json, row), strict=True)))
     elif as_csv:
@@ -160,6 +163,15 @@ def _report(tenant: str, user: str, *words: str) -> None:
     done = subprocess.run([sys.executable, "-m", module, *named, *words], check=False)
     if done.returncode:
         raise SystemExit(done.returncode)
+
+
+def _check_names(columns: Sequence[str]) -> None:
+    """Check that each row has a member for each column: names in an object are unique."""
+    repeated = [name for name, count in Counter(columns).items() if count > 1]
+    if repeated:
+        what = f"has several columns named {', '.join(repeated)}"
+        fix = "name each column with AS, or ask for --csv"
+        raise UserError(Problem("InvalidQuery", what, "the question", fix))
 
 
 def _to_table(answer: "Answer") -> Table:
