@@ -85,7 +85,8 @@ BLOCKED_CANDIDATES = {
     ("CandidateProposed", Reason.EVALUATION_FAILED),
     ("CandidateProposed", Reason.NO_BASELINE),
 }
-"""No later checkpoint is proposed either, until a person acts."""
+"""A person should act: after a failed evaluation of the version in use, or without one, no later
+checkpoint is proposed either."""
 RECORD_WHEN_TRUE = {
     *("Accepted", "Ready", "Available", "Suspended", "Complete", "Verified"),
     "CandidateProposed",

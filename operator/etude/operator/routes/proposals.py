@@ -82,7 +82,8 @@ def next_candidate(route: PolicyRoute, inputs: ReleaseInputs) -> CandidateStep:
     """Decide about new checkpoints of a route's run. No I/O, no clock."""
     plan = route.spec.gate.evaluation
     if plan is None:
-        return CandidateStep(route.status.candidate)
+        others = tuple(_remove_others(_owned(route, inputs), set()))
+        return CandidateStep(route.status.candidate, actions=others)
     step = _next_step(route, plan, inputs)
     fact = step.fact
     if fact is None or fact.reason not in WARNED or _is_known(route, fact):

@@ -230,6 +230,18 @@ async def test_a_newer_checkpoint_replaces_a_waiting_one_but_not_one_under_way(
     assert [each.proposal.candidate for each in releases.proposals] == [served(3, third)]
 
 
+async def test_evaluations_under_way_end_with_the_plan_of_their_route(
+    releases: Releases, route_body: Any
+) -> None:
+    name = await releases.save(2)
+    baseline = releases.evaluation_of("demo-s00000010-000000")
+    await releases.end(baseline, result(1))
+    assert not releases.evaluation_of(name).status.completion_time
+    releases.lab.cluster.upsert(route_body(gate={}))
+    await releases.lab.advance(40)
+    assert [*releases.evaluations()] == [baseline.metadata.name], "a result stays"
+
+
 async def test_what_a_hostile_service_tests_fits_the_schema(releases: Releases) -> None:
     tested = served(2**64 - 1, "y" * 10_000)
     await releases.report(1, canary=release_pb2.CanaryStatus(candidate=tested, share=100))
