@@ -17,12 +17,14 @@ COLOURS = ("#2a6f97", "#e07a5f", "#3d8361", "#8d6a9f", "#b08900")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One picture: a question, its curves, its axis."""
+    """One picture: a question, its curves, its axes."""
 
     name: str
     title: str
     unit: str
     curves: tuple[Curve, ...]
+    axis: str = "step"
+    """Of the points' order."""
 
 
 def charts(rows: Sequence[Row]) -> list[Chart]:
@@ -101,7 +103,7 @@ def png(chart: Chart) -> bytes:
         style = "o--" if one.as_points else "-"
         axes.plot(one.x, one.y, style, color=colour, label=one.label, linewidth=1.8, markersize=5)
     axes.set_title(chart.title, loc="left", fontsize=13)
-    axes.set_xlabel("step")
+    axes.set_xlabel(chart.axis)
     axes.set_ylabel(chart.unit)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

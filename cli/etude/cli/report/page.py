@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from etude.cli.report.charts import Chart
 from etude.cli.report.rows import Row, evaluations, steps, versions
@@ -45,20 +45,27 @@ class Grid(NamedTuple):
     rows: tuple[TableRow, ...]
 
 
+def open_templates(*packages: str) -> Environment:
+    """Templates of some packages, which escape every value and refuse a missing one."""
+    loader = ChoiceLoader([PackageLoader(package) for package in packages])
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+
+
 def render(name: str, record: RunRecord, rows: Sequence[Row], pictures: Sequence[Chart]) -> str:
     """The page as HTML; everything that came from a rollout is escaped."""
-    environment = Environment(
-        loader=PackageLoader("etude.cli.report"), autoescape=True, undefined=StrictUndefined
-    )
-    return environment.get_template("page.html.j2").render(
-        name=name,
-        lead=_lead(rows),
-        facts=_facts(rows),
-        pictures=[{"file": f"{chart.name}.png", "title": chart.title} for chart in pictures],
-        behaviour=habits(rows),
-        tools=_tools(rows),
-        versions=[_version(v) for v in versions(rows)[-MAX_VERSIONS:]],
-        rollouts=_rollouts(record),
+    return (
+        open_templates("etude.cli.report")
+        .get_template("page.html.j2")
+        .render(
+            name=name,
+            lead=_lead(rows),
+            facts=_facts(rows),
+            pictures=[{"file": f"{chart.name}.png", "title": chart.title} for chart in pictures],
+            behaviour=habits(rows),
+            tools=_tools(rows),
+            versions=[_version(v) for v in versions(rows)[-MAX_VERSIONS:]],
+            rollouts=_rollouts(record),
+        )
     )
 
 

@@ -6,9 +6,9 @@ from etude.common.feedback.windows import RolloutCounts, WindowManifest, WindowR
 from etude.demo.realtime.second_act import HackRates, judge_hacks, measure_hacks
 
 
-def close_window(*counts: RolloutCounts) -> WindowManifest:
+def close_window(*counts: RolloutCounts, number: int = 1) -> WindowManifest:
     return WindowManifest(
-        number=1,
+        number=number,
         run_uid="run",
         epoch=1,
         version=0,

@@ -113,6 +113,7 @@ def test_the_last_line_tells_of_the_acts_that_were_played() -> None:
         num_requests=900,
         num_failed=0,
         num_retried=0,
+        arms=(),
         checks=check_gate(STOPPED, STARTED, is_tried=False),
     )
     acts = PlayedActs(third=act)
@@ -140,6 +141,7 @@ def test_a_canary_without_an_end_has_no_time_of_a_roll_back() -> None:
         num_requests=900,
         num_failed=0,
         num_retried=0,
+        arms=(),
         checks=(check_rollback(None),),
     )
     acts = PlayedActs(third=act)

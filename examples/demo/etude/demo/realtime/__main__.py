@@ -12,6 +12,7 @@ from etude.common.errors import UserError
 from etude.demo.realtime.candidates import Candidates, prepare_candidates
 from etude.demo.realtime.figures import Say
 from etude.demo.realtime.first_act import FirstAct, play_first_act
+from etude.demo.realtime.page import write_page
 from etude.demo.realtime.release_stage import open_release_stage
 from etude.demo.realtime.second_act import SecondAct, play_second_act, settle_second_act
 from etude.demo.realtime.stage import StageSettings, open_stage
@@ -73,6 +74,7 @@ def _play(given: argparse.Namespace) -> int:
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
+    say(f"the page of this run: {write_page(folder, acts, total_s)}")
     sys.stdout.write(f"{acts.summarize(total_s)}\n")
     return 0 if all(check.is_held for check in acts.checks) else MISSED
 

@@ -31,6 +31,22 @@ class UserRatio(NamedTuple):
     denominator: float
 
 
+class RoundTruth(NamedTuple):
+    """Persistence and complaints of one round of visits, as shares from 0 to 1."""
+
+    persistence: float
+    complaints: float
+
+
+class ArmTruth(NamedTuple):
+    """Visits of the users whom one version served."""
+
+    name: str
+    num_visits: int
+    complaints: float
+    """Share of them, from 0 to 1."""
+
+
 Measure = Callable[[Visit], UserRatio]
 Say = Callable[[str], None]
 """Tells people how the demo goes on."""

@@ -13,7 +13,7 @@ from etude.common.feedback import windows
 from etude.common.turn_log import read_turns
 from etude.common.weights import VersionId
 from etude.demo.realtime import figures
-from etude.demo.realtime.figures import PromiseCheck, RatioChange
+from etude.demo.realtime.figures import PromiseCheck, RatioChange, RoundTruth
 from etude.demo.realtime.stage import Stage
 from etude.feedback.simulate.population import Visit
 
@@ -42,6 +42,7 @@ class FirstAct:
     """Acknowledged."""
     num_lost: int
     num_twice: int
+    rounds: tuple[RoundTruth, ...]
     checks: tuple[PromiseCheck, ...]
 
 
@@ -92,11 +93,18 @@ async def _time_roll_back(stage: Stage, to: VersionId) -> float:
 
 def describe_round(visits: Sequence[Visit]) -> str:
     """Describe what a round of visits was like, in truth."""
-    kept, complained = (
-        figures.sum_ratio(visits, measure) for measure in (figures.kept_share, figures.complaints)
-    )
+    truth = measure_round(visits)
     ends = Counter(visit.conversation.ending.value for visit in visits)
-    return f"{len(visits)} users, persistence {kept:.3f}, complaints {complained:.3f}, {dict(ends)}"
+    return (
+        f"{len(visits)} users, persistence {truth.persistence:.3f},"
+        f" complaints {truth.complaints:.3f}, {dict(ends)}"
+    )
+
+
+def measure_round(visits: Sequence[Visit]) -> RoundTruth:
+    """Measure what a round of visits was like, in truth."""
+    measures = (figures.kept_share, figures.complaints)
+    return RoundTruth(*(figures.sum_ratio(visits, measure) for measure in measures))
 
 
 async def _measure(stage: Stage, progress: _Progress) -> FirstAct:
@@ -137,6 +145,7 @@ async def _measure(stage: Stage, progress: _Progress) -> FirstAct:
         num_events=stored,
         num_lost=num_lost,
         num_twice=num_twice,
+        rounds=tuple(map(measure_round, progress.rounds)),
         checks=tuple(checks),
     )
 

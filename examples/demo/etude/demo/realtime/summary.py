@@ -34,7 +34,7 @@ class PlayedActs(NamedTuple):
             }
             if self.third.rollback_s is not None:
                 figures["rollback_s"] = self.third.rollback_s
-        requests, failed, retried = self._count_requests()
+        requests, failed, retried = self.count_requests()
         figures |= {"requests": requests, "failed": failed, "retried": retried}
         return figures | {"total_s": total_s}
 
@@ -50,7 +50,7 @@ class PlayedActs(NamedTuple):
                 f"windows {first.num_windows}",
                 f"cycle {first.cycle_s:.0f} s",
             ]
-        requests, failed, retried = self._count_requests()
+        requests, failed, retried = self.count_requests()
         parts.append(f"served {requests} requests, failed {failed}, retried {retried}")
         if first is not None:
             counts = f"lost {first.num_lost}, twice {first.num_twice}"
@@ -75,7 +75,7 @@ class PlayedActs(NamedTuple):
         acts = (self.first, self.second, self.third)
         return [act for act in acts if act is not None]
 
-    def _count_requests(self) -> tuple[int, int, int]:
+    def count_requests(self) -> tuple[int, int, int]:
         """Requests, of these failed ones, and retried ones."""
         played = self._played
         return (

@@ -12,7 +12,7 @@ from etude.common.blobs import Store
 from etude.common.experiments.assignment import MAX_SHARE, Arm, assign_arm
 from etude.common.release.channels import CANARY, newest_record
 from etude.demo.realtime import figures, serving
-from etude.demo.realtime.figures import PromiseCheck, Say
+from etude.demo.realtime.figures import ArmTruth, PromiseCheck, Say
 from etude.demo.realtime.release_stage import ReleaseStage, serve_route
 from etude.demo.realtime.warm_up import WarmPolicy
 from etude.feedback.release.records import EVIDENCE, ReleaseRecord, read_release
@@ -35,6 +35,8 @@ class ThirdAct:
     num_requests: int
     num_failed: int
     num_retried: int
+    arms: tuple[ArmTruth, ...]
+    """Of the canary's users; none if it did not end."""
     checks: tuple[PromiseCheck, ...]
 
 
@@ -118,16 +120,23 @@ def find_treated(experiment: str, salt: str, users: Sequence[str]) -> list[str]:
     ]
 
 
-def describe_versions(visits: Sequence[Visit], served: str) -> str:
-    """Describe how many users of each version complained, in truth."""
+def measure_arms(visits: Sequence[Visit], served: str) -> tuple[ArmTruth, ...]:
+    """Measure how many users of each version complained, in truth."""
     groups = (
         ("the version in use", [v for v in visits if v.conversation.version == served]),
         ("the candidate", [v for v in visits if v.conversation.version not in {served, ""}]),
     )
-    return ", ".join(
-        f"{len(group)} visits of {name} with complaints"
-        f" {figures.sum_ratio(group, figures.complaints):.3f}"
+    return tuple(
+        ArmTruth(name, len(group), figures.sum_ratio(group, figures.complaints))
         for name, group in groups
+    )
+
+
+def describe_versions(visits: Sequence[Visit], served: str) -> str:
+    """Describe how many users of each version complained, in truth."""
+    return ", ".join(
+        f"{arm.num_visits} visits of {arm.name} with complaints {arm.complaints:.3f}"
+        for arm in measure_arms(visits, served)
     )
 
 
@@ -186,5 +195,6 @@ def _measure(
         num_requests=num_requests,
         num_failed=num_failed,
         num_retried=num_retried,
+        arms=measure_arms(end.visits, stage.served) if end else (),
         checks=tuple(checks),
     )
