@@ -17,7 +17,7 @@ ERASURES = Counter(
 )
 UNREADABLE = Counter(
     "etude_feedback_unreadable_events_total",
-    "Damaged events that were left out of a page.",
+    "Times that a damaged event was left out: by each page and feed, and again after a restart.",
 )
 ACKNOWLEDGE_SECONDS = Histogram(
     "etude_feedback_acknowledge_seconds",
