@@ -29,7 +29,7 @@ _WINDOW_TASK = re.compile(rf"/{windows.WINDOWS}([0-9]{{12}})\.json#[0-9]+/[0-9]+
 
 
 class SeenCheckpoint(NamedTuple):
-    """A checkpoint whose run had begun to train windows with rollouts of the user."""
+    """A checkpoint whose run had started to train windows with rollouts of the user."""
 
     prefix: str
     run_uid: str

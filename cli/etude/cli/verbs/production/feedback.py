@@ -107,7 +107,7 @@ def find_subject(  # noqa: PLR0913 - one for each option
     """Show what is stored of a user, and which checkpoints may have seen it.
 
     Events, recorded turns, rollouts that wait or were trained, tasks, and the checkpoints of runs
-    that had begun to train a window with rollouts of the user. Nothing is changed.
+    that had started to train a window with rollouts of the user. Nothing is changed.
     """
     places = _join_places(store, key_store, secret, ledger, run_store)
     _report(tenant, user, *places, *_join_options(endpoint, region, as_json=as_json))
