@@ -139,12 +139,12 @@ EXAMPLES = {
         "etude experiment simulate --base 0.02 --effect 0.01 --users 4000 --looks 20",
     ),
     "feedback find-subject": (
-        "etude feedback find-subject alice --tenant acme --secret secret.hex",
-        "etude feedback find-subject alice --tenant acme --secret secret.hex --run-store s3://run",
+        "etude feedback find-subject alice --tenant acme",
+        "etude feedback find-subject alice --tenant acme --run-store s3://run",
     ),
     "feedback delete-subject": (
-        "etude feedback delete-subject alice --tenant acme --url https://feedback.acme.com",
-        "etude feedback delete-subject alice --tenant acme --url http://127.0.0.1:7060 --json",
+        "etude feedback delete-subject alice --tenant acme --url https://acme.com",
+        "etude feedback delete-subject bob --tenant acme --url http://127.0.0.1:70",
     ),
     "feedback sql": (
         "etude feedback sql 'SELECT kind, count(*) FROM events GROUP BY kind' --csv",
