@@ -145,5 +145,5 @@ def test_a_canary_without_an_end_has_no_time_of_a_roll_back() -> None:
         checks=(check_rollback(None),),
     )
     acts = PlayedActs(third=act)
-    assert "canary rolled back 0 |" in acts.summarize(1.0)
+    assert "gate stopped 1, canary rolled back 0 |" in acts.summarize(1.0)
     assert "rollback_s" not in acts.collect_figures(1.0)

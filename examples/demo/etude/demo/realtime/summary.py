@@ -60,13 +60,16 @@ class PlayedActs(NamedTuple):
                 f"questions {_describe(second, 0)}",
                 f"broken calls {_describe(second, 1)}",
             ]
+        releases = []
         if third is not None:
             canary = f"canary rolled back {third.canary_rolled_back}"
             if third.rollback_s is not None:
                 canary += f" in {third.rollback_s:.1f} s"
-            parts.append(f"gate stopped {third.gate_stopped}, {canary}")
+            releases += [f"gate stopped {third.gate_stopped}", canary]
         if second is not None:
-            parts.append(f"frozen {second.frozen}")
+            releases.append(f"frozen {second.frozen}")
+        if releases:
+            parts.append(", ".join(releases))
         parts.append(f"total {total_s:.0f} s")
         return f"realtime: {' | '.join(parts)}"
 
