@@ -30,7 +30,15 @@ class Chart:
 def charts(rows: Sequence[Row]) -> list[Chart]:
     """The pictures that a run's rows can fill."""
     rl, supervised, evals = steps(rows, rl=True), steps(rows, rl=False), evaluations(rows)
-    wanted = [
+    wanted = [*_policy_charts(rl, supervised, evals), *_system_charts(rl)]
+    return [chart for chart in wanted if any(c.x for c in chart.curves)]
+
+
+def _policy_charts(
+    rl: Sequence[Row], supervised: Sequence[Row], evals: Sequence[Row]
+) -> list[Chart]:
+    """Charts of what the policy learns."""
+    return [
         Chart(
             name="reward",
             title="Is it getting better?",
@@ -63,6 +71,12 @@ def charts(rows: Sequence[Row]) -> list[Chart]:
             unit="nats a token",
             curves=(curve(rl, "entropy", "entropy"),),
         ),
+    ]
+
+
+def _system_charts(rl: Sequence[Row]) -> list[Chart]:
+    """Charts of how sampler and trainer work together."""
+    return [
         Chart(
             name="staleness",
             title="How old are trained tokens?",
@@ -92,7 +106,6 @@ def charts(rows: Sequence[Row]) -> list[Chart]:
             ),
         ),
     ]
-    return [chart for chart in wanted if any(c.x for c in chart.curves)]
 
 
 def png(chart: Chart) -> bytes:

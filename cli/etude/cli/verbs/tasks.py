@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -143,25 +144,34 @@ def from_sessions(  # noqa: PLR0913 - one for each option
     """
     access = write_ledger_options(store, key_store, secret, ledger, (endpoint, region))
     if repo is None:
-        if not tenant or not terms:
-            missing = "--terms" if tenant else "--tenant"
-            fix = "name tenant and terms to list sessions, or --repo and --out to write tasks"
-            raise UserError(Problem("Usage", "is missing", missing, fix))
-        options = [word for each in terms for word in ("--terms", each)]
-        options += ["--model", str(model)] if model else []
-        words = ("--tenant", tenant, "--limit", str(limit), *options)
-        _run(_SESSIONS, "list", "--review", str(review), *words, *access)
+        words = ["--limit", str(limit), *(["--model", str(model)] if model else [])]
+        _list_sessions(review, tenant, terms, [*words, *access])
         return
     if out is None:
         raise UserError(Problem("Usage", "is missing", "--out", "name the folder of the new tasks"))
+    words = ["--repo", str(repo), "--out", str(out), "--commit", commit, "--driver", driver]
+    words += ["--image", image, "--test-command", test_command]
+    _write_sessions(review, access, words)
+
+
+def _list_sessions(review: Path, tenant: str, terms: Sequence[str], words: Sequence[str]) -> None:
+    """List candidates in a new review."""
+    if not tenant or not terms:
+        missing = "--terms" if tenant else "--tenant"
+        fix = "name tenant and terms to list sessions, or --repo and --out to write tasks"
+        raise UserError(Problem("Usage", "is missing", missing, fix))
+    allowed = [word for each in terms for word in ("--terms", each)]
+    _run(_SESSIONS, "list", "--review", str(review), "--tenant", tenant, *allowed, *words)
+
+
+def _write_sessions(review: Path, access: Sequence[str], words: Sequence[str]) -> None:
+    """Write the tasks of accepted sessions, and exit as the two programs did that do it."""
     accept = [sys.executable, "-m", _SESSIONS, "accept", "--review", str(review), *access]
     rows = subprocess.run(accept, stdout=subprocess.PIPE, check=False)
     if rows.returncode > 1:
         raise SystemExit(rows.returncode)
-    words = ("--repo", str(repo), "--out", str(out), "--commit", commit, "--driver", driver)
-    more = ("--image", image, "--test-command", test_command)
     module = "etude.envserver.tasks.formats.session_command"
-    write = [sys.executable, "-m", module, *words, *more]
+    write = [sys.executable, "-m", module, *words]
     done = subprocess.run(write, input=rows.stdout, check=False)
     raise SystemExit(done.returncode or rows.returncode)
 

@@ -16,7 +16,16 @@ from rich.table import Table
 
 from etude.cli.examples import epilog
 from etude.cli.output import escape_controls, print_row, print_whole, say
-from etude.cli.verbs.options import AsJson, Endpoint, Region
+from etude.cli.verbs.options import (
+    AsJson,
+    Endpoint,
+    KeyStore,
+    Ledger,
+    LedgerStore,
+    Region,
+    Secret,
+    write_ledger_options,
+)
 from etude.common.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -28,17 +37,6 @@ app = typer.Typer(
 
 User = Annotated[str, typer.Argument(help="Name of the user, as API keys and events have it.")]
 Tenant = Annotated[str, typer.Option(help="Tenant of the user.")]
-StoreUri = Annotated[
-    str, typer.Option(envvar="ETUDE_FEEDBACK_STORE", help="Folder or bucket of the ledger.")
-]
-KeyStoreUri = Annotated[
-    str, typer.Option(envvar="ETUDE_FEEDBACK_KEY_STORE", help="Of the users' keys.")
-]
-Secret = Annotated[
-    Path,
-    typer.Option(envvar="ETUDE_FEEDBACK_SECRET_FILE", help="File of the ledger's secret."),
-]
-Ledger = Annotated[str, typer.Option(envvar="ETUDE_FEEDBACK_LEDGER", help="Name of the ledger.")]
 RunStores = Annotated[
     list[str],
     typer.Option(help="Storage of a run with checkpoints; repeatable. Unset: that of --store."),
@@ -95,8 +93,8 @@ def find_subject(  # noqa: PLR0913 - one for each option
     user: User,
     *,
     tenant: Tenant,
-    store: StoreUri,
-    key_store: KeyStoreUri,
+    store: LedgerStore,
+    key_store: KeyStore,
     secret: Secret,
     ledger: Ledger = "feedback",
     run_store: RunStores = [],  # noqa: B006 - Typer copies it
@@ -109,8 +107,8 @@ def find_subject(  # noqa: PLR0913 - one for each option
     Events, recorded turns, rollouts that wait or were trained, tasks, and the checkpoints of runs
     that had started to train a window with rollouts of the user. Nothing is changed.
     """
-    places = _join_places(store, key_store, secret, ledger, run_store)
-    _report(tenant, user, *places, *_join_options(endpoint, region, as_json=as_json))
+    access = write_ledger_options(store, key_store, secret, ledger, (endpoint, region))
+    _report(tenant, user, [*access, *_join_runs(run_store)], as_json=as_json)
 
 
 @app.command("delete-subject", epilog=epilog("feedback delete-subject"))
@@ -122,8 +120,8 @@ def delete_subject(  # noqa: PLR0913 - one for each option
         Path, typer.Option(envvar="ETUDE_KEY_FILE", help="File with an API key of scope admin.")
     ],
     tenant: Tenant,
-    store: StoreUri,
-    key_store: KeyStoreUri,
+    store: LedgerStore,
+    key_store: KeyStore,
     secret: Secret,
     ca_file: Annotated[Path | None, typer.Option(help="Certificates to trust.")] = None,
     ledger: Ledger = "feedback",
@@ -139,27 +137,18 @@ def delete_subject(  # noqa: PLR0913 - one for each option
     """
     order = ["--url", url, "--key-file", str(key_file)]
     order += ["--ca-file", str(ca_file)] if ca_file else []
-    places = _join_places(store, key_store, secret, ledger, run_store)
-    _report(tenant, user, *order, *places, *_join_options(endpoint, region, as_json=as_json))
+    access = write_ledger_options(store, key_store, secret, ledger, (endpoint, region))
+    _report(tenant, user, [*order, *access, *_join_runs(run_store)], as_json=as_json)
 
 
-def _join_places(
-    store: str, key_store: str, secret: Path, ledger: str, run_stores: Sequence[str]
-) -> list[str]:
-    words = ["--store", store, "--key-store", key_store, "--secret", str(secret)]
-    return [*words, "--ledger", ledger, *(f"--run-store={uri}" for uri in run_stores)]
+def _join_runs(run_stores: Sequence[str]) -> list[str]:
+    return [f"--run-store={uri}" for uri in run_stores]
 
 
-def _join_options(endpoint: str | None, region: str | None, *, as_json: bool) -> list[str]:
-    given = (("--endpoint", endpoint), ("--region", region))
-    words = [word for name, value in given if value for word in (name, value)]
-    return [*words, "--json"] if as_json else words
-
-
-def _report(tenant: str, user: str, *words: str) -> None:
+def _report(tenant: str, user: str, words: Sequence[str], *, as_json: bool) -> None:
     # The feedback part is never imported here: it is another process, as in a cluster.
     module = "etude.feedback.commands.subject"
-    named = (f"--tenant={tenant}", f"--user={user}")
+    named = (f"--tenant={tenant}", f"--user={user}", *(["--json"] if as_json else []))
     done = subprocess.run([sys.executable, "-m", module, *named, *words], check=False)
     if done.returncode:
         raise SystemExit(done.returncode)

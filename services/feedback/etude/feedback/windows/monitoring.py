@@ -58,8 +58,12 @@ class WindowMonitors:
             return finding
         if action is not Action.PENALISE:
             return replace(finding, action=action)
-        is_offence = next(each.is_offence for each in MONITORS if each.name == finding.monitor)
-        assert is_offence is not None  # noqa: S101 - the settings refuse other monitors
+        # The settings refuse to penalise by a monitor that names no rollouts.
+        is_offence = next(
+            each.is_offence
+            for each in MONITORS
+            if each.name == finding.monitor and each.is_offence is not None
+        )
         rollouts = (
             place
             for place, facts in enumerate(window.rollouts)
