@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import socket
 import ssl
 import subprocess
 import time
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.support.cut_demo import make_data
+from tests.support.free_ports import reserve_port
 from tests.support.kube import testbeds
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +98,7 @@ def start_operator(
     running: list[subprocess.Popen[bytes]] = []
 
     def start(name: str) -> "subprocess.Popen[bytes]":
-        port = free_port()
+        port = reserve_port()
         found = json.loads(kubectl("-n", chart, "get", "deployment/etude-operator", "-o", "json"))
         (container,) = found["spec"]["template"]["spec"]["containers"]
         given = {each["name"]: each.get("value", "") for each in container["env"]}
@@ -131,13 +131,6 @@ def kubeconfig(cluster: Mapping[str, Any], token: str) -> dict[str, Any]:
         "users": [{"name": "operator", "user": {"token": token}}],
         "contexts": [{"name": "testbed", "context": {"cluster": "testbed", "user": "operator"}}],
     }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="session")

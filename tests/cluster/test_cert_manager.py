@@ -16,6 +16,7 @@ import pytest
 from tests.cluster import conftest
 from tests.cluster.test_operator import RUN, eventually, get
 from tests.support import pki
+from tests.support.free_ports import reserve_port
 from tests.support.kube import testbeds
 from tests.support.kube.cert_manager import CertManager, mounted
 from tests.support.kube.testbeds import Program
@@ -83,7 +84,7 @@ def operator(plane: Mapping[str, Any], place: Place) -> "subprocess.Popen[bytes]
     token = place.kubectl("-n", HOME, "create", "token", "etude-operator", "--duration=1h").strip()
     config = place.folder / "kubeconfig"
     config.write_text(json.dumps(conftest.kubeconfig(plane, token)))
-    port = conftest.free_port()
+    port = reserve_port()
     own = {"ETUDE_POD": "one", "ETUDE_NAMESPACE": HOME, "ETUDE_HOST": "127.0.0.1"}
     own |= {"ETUDE_PROBE_PORT": str(port), "KUBECONFIG": str(config)}
     own |= {"ETUDE_TLS": str(place.put(HOME, "etude-operator-tls"))}

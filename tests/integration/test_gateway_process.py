@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import httpx2
 import openai
 import pytest
 from tests.support import pki
+from tests.support.free_ports import reserve_port
 from tests.support.gateway.served import MODEL, PlayedEngine
 
 from etude.agent.chat import ChatFormat
@@ -32,12 +32,6 @@ TOKENIZER = Path(__file__).parents[1] / "unit" / "agent" / "model"
 START_S = 120
 ASK: Any = [{"role": "user", "content": "Fix it."}]
 LONG_TURN = "Every word of this turn is heard, although the gateway was told to stop."
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 def make_key() -> tuple[str, str]:
@@ -106,10 +100,10 @@ async def test_a_stream_ends_and_is_recorded_although_the_gateway_is_told_to_sto
         "recordUnencrypted": True,
     }
     (tmp_path / "route.json").write_text(json.dumps(route))
-    port = free_port()
+    port = reserve_port()
     with (
-        start_gateway(tmp_path, port, free_port()) as process,
-        start_gateway(tmp_path, port, free_port()) as other,
+        start_gateway(tmp_path, port, reserve_port()) as process,
+        start_gateway(tmp_path, port, reserve_port()) as other,
     ):
         trusted = ssl.create_default_context(cafile=tmp_path / "tls" / "ca.crt")
         trusted.check_hostname = False

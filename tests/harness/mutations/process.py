@@ -3,12 +3,12 @@
 import contextlib
 import json
 import re
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.support.free_ports import reserve_port
 from tests.support.kube import operator_process, testbeds
 from tests.support.kube.operator_process import OperatorProcess
 from tests.support.kube.testbeds import State
@@ -59,7 +59,7 @@ def running(state: State, folder: Path, **changed: str) -> Iterator[Running]:
         folder: of its log and kubeconfig.
         changed: variables of its environment with other values.
     """
-    port = _free_port()
+    port = reserve_port()
     kubectl = testbeds.program(state, "kubectl")
     environment = operator_process.chart_environment(
         kubectl, state, folder, pod="operator", port=port
@@ -80,10 +80,3 @@ def running(state: State, folder: Path, **changed: str) -> Iterator[Running]:
     finally:
         found.process.kill()
         found.process.wait(timeout=30)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.support import needs
+from tests.support.free_ports import reserve_port
 
 from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
@@ -187,7 +187,7 @@ class Processes:
 
     def start(self, *arguments: str, env: Mapping[str, str]) -> str:
         """Start a role and wait until it is ready; returns its address."""
-        port, probe = free_port(), free_port()
+        port, probe = reserve_port(), reserve_port()
         name = f"{arguments[0]}-{len(self.running)}"
         settings = {
             "PATH": os.environ["PATH"],
@@ -216,13 +216,6 @@ class Processes:
         for process in self.running:
             process.kill()
             process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def answers(url: str) -> bool:

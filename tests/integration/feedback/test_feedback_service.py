@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.support.feedback import events as examples
-from tests.support.feedback.process import RETRY_S, FeedbackProcess, free_port
+from tests.support.feedback.process import RETRY_S, FeedbackProcess
+from tests.support.free_ports import reserve_port
 
 BATCHES, EVENTS = 12, 5
 
@@ -58,7 +59,7 @@ async def test_a_second_service_takes_the_ledger_over(
     service: FeedbackProcess, tmp_path: Path
 ) -> None:
     await send(service, 1)
-    second = FeedbackProcess(tmp_path, free_port(), service.key)
+    second = FeedbackProcess(tmp_path, reserve_port(), service.key)
     await second.start()
     try:
         await send(second, 2)
@@ -80,7 +81,7 @@ async def test_a_service_waits_for_a_store_that_is_away_and_ends_when_told(tmp_p
     env = service.env | {
         "ETUDE_FEEDBACK_STORE": "s3://bucket/ledger",
         "ETUDE_FEEDBACK_KEY_STORE": "s3://bucket/keys",
-        "ETUDE_FEEDBACK_STORE_ENDPOINT": f"http://127.0.0.1:{free_port()}",
+        "ETUDE_FEEDBACK_STORE_ENDPOINT": f"http://127.0.0.1:{reserve_port()}",
         **access,
     }
     process = await asyncio.create_subprocess_exec(

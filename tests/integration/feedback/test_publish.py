@@ -8,7 +8,8 @@ import grpc
 import httpx
 import pytest
 from tests.support.feedback import events as examples
-from tests.support.feedback.process import FeedbackProcess, free_port
+from tests.support.feedback.process import FeedbackProcess
+from tests.support.free_ports import reserve_port
 
 from etude.common import api_keys
 from etude.v1 import feedback_pb2, feedback_pb2_grpc
@@ -24,7 +25,7 @@ async def service(tmp_path: Path) -> AsyncIterator[FeedbackProcess]:
     (tmp_path / "release.json").write_text("{}")
     service.settings = {
         "ETUDE_FEEDBACK_RELEASE": str(tmp_path / "release.json"),
-        "ETUDE_FEEDBACK_RELEASE_PORT": str(free_port()),
+        "ETUDE_FEEDBACK_RELEASE_PORT": str(reserve_port()),
     }
     await service.start()
     yield service

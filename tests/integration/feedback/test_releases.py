@@ -10,7 +10,8 @@ from pathlib import Path
 import grpc
 import pytest
 from tests.support.feedback.experiment_users import send_work
-from tests.support.feedback.process import FeedbackProcess, free_port
+from tests.support.feedback.process import FeedbackProcess
+from tests.support.free_ports import reserve_port
 
 from etude.cli.main import app
 from etude.cli.output import exit_with_problem
@@ -100,7 +101,7 @@ async def route(tmp_path: Path) -> AsyncIterator[Route]:
     with (tmp_path / "api-keys").open("a") as file:
         file.write(f"{line}\n")
     (tmp_path / "release.json").write_text(json.dumps(RULES))
-    port = free_port()
+    port = reserve_port()
     service.settings = {
         "ETUDE_FEEDBACK_RELEASE": str(tmp_path / "release.json"),
         "ETUDE_FEEDBACK_RELEASE_PORT": str(port),
@@ -198,7 +199,7 @@ async def test_the_command_line_asks_and_shows(
     assert (code, problem.splitlines()[0]) == (3, "1.41  is neither in use nor tested")
     code, _, problem = await etude("unfreeze", at[0])
     assert (code, "[Forbidden]" in problem) == (5, True)
-    code, _, problem = await etude("unfreeze", f"--at=127.0.0.1:{free_port()}", at[1])
+    code, _, problem = await etude("unfreeze", f"--at=127.0.0.1:{reserve_port()}", at[1])
     assert (code, "[Unreachable]" in problem) == (6, True)
 
 

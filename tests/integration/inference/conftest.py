@@ -1,11 +1,8 @@
 """A tiny policy, and the inference role as a process that serves it."""
 
-import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.support.free_ports import reserve_ports
 from tests.support.weights.publishing import TrainedPolicy
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -36,8 +34,6 @@ SPECIALS = (
 VOCABULARY = 320
 HIDDEN = 64
 CONTEXT = 256
-_PORTS = iter(random.sample(range(15_000, 32_000), 16_000))
-"""Below those that the system gives to connections: a role binds its own half a minute later."""
 RUN_UID = "uid-tiny"
 
 
@@ -108,16 +104,6 @@ def resolved_run(
     return {"name": "tiny", "uid": RUN_UID, "spec": spec}
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, each given once."""
-    found: list[int] = []
-    while len(found) < count:
-        port = next(_PORTS)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            found.append(port)
-    return found
-
-
 def ask(port: int, path: str) -> Answer:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as reply:
@@ -159,7 +145,7 @@ class RoleProcess:
         (self.folder / "run.json").write_text(json.dumps(run))
 
     def start(self) -> None:
-        self.grpc_port, self.http_port, self.probe_port = free_ports(3)
+        self.grpc_port, self.http_port, self.probe_port = reserve_ports(3)
         variables = {
             "ETUDE_RUN_FILE": str(self.folder / "run.json"),
             "ETUDE_SCRATCH": str(self.folder / "scratch"),

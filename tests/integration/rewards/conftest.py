@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests.support.free_ports import reserve_port
 
 from etude.demo import task_folders
 from etude.demo.problems import Problem, Source
@@ -42,14 +42,6 @@ DEMO_FUNCTIONS = [
 ]
 
 
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
 @dataclass
 class Role:
     """One process with its ports; start() again after stop() or kill() is a restart."""
@@ -57,8 +49,8 @@ class Role:
     arguments: tuple[str, ...]
     env: Mapping[str, str]
     folder: Path
-    port: int = field(default_factory=free_port)
-    probe_port: int = field(default_factory=free_port)
+    port: int = field(default_factory=reserve_port)
+    probe_port: int = field(default_factory=reserve_port)
     process: subprocess.Popen[bytes] | None = None
 
     @property

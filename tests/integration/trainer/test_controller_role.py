@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.support.free_ports import reserve_ports
 
 from etude.cli.weights.verification import verify
 from etude.common import weights
@@ -106,7 +106,7 @@ def spec(world: Path, *, mode: str) -> dict[str, Any]:
 
 @pytest.fixture
 def environment(world: Path, partners: Any) -> dict[str, str]:
-    ports = _free_ports(2)
+    ports = reserve_ports(2)
     return {
         **os.environ,
         "ETUDE_RUN_FILE": str(world / "run.json"),
@@ -118,14 +118,6 @@ def environment(world: Path, partners: Any) -> dict[str, str]:
         "ETUDE_BROKERS": json.dumps({"repos": partners.target}),
         "ETUDE_TRACES_FILE": str(world / "spans.jsonl"),
     }
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 UNGUARDED = (

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 from tests.support import needs
+from tests.support.free_ports import reserve_port
 from tests.support.stores import s3_servers
 from tests.support.trainer.ray_nodes import RayNode
 
@@ -139,12 +139,6 @@ def ray_commands(given: dict[str, Any], gcs: str) -> tuple[str, str]:
     return f"{head} --port={gcs.partition(':')[2]}", f"{worker} --address={gcs}"
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[list[RayNode]]:
     if os.geteuid() != 0:
@@ -183,7 +177,12 @@ class Trainer(NamedTuple):
 
 def settings(run_file: str, scratch: str, **env: str) -> dict[str, str]:
     fixed = {"ETUDE_RUN_FILE": run_file, "ETUDE_SCRATCH": scratch}
-    return {**fixed, "ETUDE_PORT": str(free_port()), "ETUDE_PROBE_PORT": str(free_port()), **env}
+    return {
+        **fixed,
+        "ETUDE_PORT": str(reserve_port()),
+        "ETUDE_PROBE_PORT": str(reserve_port()),
+        **env,
+    }
 
 
 def start_on(node: RayNode, given: dict[str, Any], gcs: str) -> Trainer:
@@ -235,7 +234,7 @@ async def test_a_run_that_loses_a_node_goes_on_from_its_checkpoint_as_if_it_had_
     place: Place, nodes: list[RayNode], tmp_path: Path
 ) -> None:
     head, other = nodes
-    gcs = f"{HEAD}:{free_port()}"
+    gcs = f"{HEAD}:{reserve_port()}"
     given = spec(place, "run", gpus=1)
     start_head, start_other = ray_commands(given, gcs)
     head.start_ray(start_head)

@@ -3,12 +3,13 @@
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+
+from tests.support.free_ports import reserve_port
 
 from etude.envserver.drivers.vm import vmm_processes
 
@@ -22,7 +23,7 @@ class Processes:
         self.folder = folder
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.ports = {
-            name: free_port() for name in ("broker", "node", "probe-broker", "probe-node")
+            name: reserve_port() for name in ("broker", "node", "probe-broker", "probe-node")
         }
         self.pool_file = folder / "pool.json"
         self.network: Mapping[str, object] = {"egress": "None"}
@@ -31,7 +32,7 @@ class Processes:
     def add_node(self, name: str) -> str:
         """One more node, with a place of its own; returns its role."""
         role = f"node-{name}"
-        self.ports |= {role: free_port(), f"probe-{role}": free_port()}
+        self.ports |= {role: reserve_port(), f"probe-{role}": reserve_port()}
         return role
 
     def write_pool(self, minimum: str, trust: str, driver: str = "Auto", **template: str) -> None:
@@ -92,13 +93,6 @@ class Processes:
         with urllib.request.urlopen(url, timeout=10) as answer:
             text: str = answer.read().decode()
             return text
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def answers(url: str) -> bool:

@@ -3,13 +3,13 @@
 import asyncio
 import os
 import signal
-import socket
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 from tests.support.feedback.events import TERMS
+from tests.support.free_ports import reserve_port
 
 from etude.common import api_keys
 
@@ -36,7 +36,7 @@ class FeedbackProcess:
         options = f"tenant=acme consent={TERMS} limit=10000000"
         (folder / "api-keys").write_text(f"{line} {options}\n")
         (folder / "secret").write_text(os.urandom(32).hex())
-        return cls(folder, free_port(), key)
+        return cls(folder, reserve_port(), key)
 
     @property
     def url(self) -> str:
@@ -93,10 +93,3 @@ class FeedbackProcess:
                 found += [each["event"]["id"] for each in content["events"]]
                 after = content["next"]
         return found
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port

@@ -16,7 +16,8 @@ import httpx
 from cryptography import x509
 from tests.support import needs
 from tests.support.feedback import events as examples
-from tests.support.feedback.process import FeedbackProcess, free_port
+from tests.support.feedback.process import FeedbackProcess
+from tests.support.free_ports import reserve_port
 from tests.support.pki import Authority
 
 ROOT = Path(__file__).parents[3]
@@ -80,7 +81,7 @@ class Certificates(NamedTuple):
 async def nats_server(folder: Path, tls: Certificates | None = None) -> AsyncIterator[str]:
     """A server with JetStream on a folder, by its URL."""
     binary = _find("nats_server")
-    port = free_port()
+    port = reserve_port()
     words = ["-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder)]
     if tls is not None:
         words += ["--tls", "--tlscert", str(tls.certificate), "--tlskey", str(tls.key)]
@@ -111,7 +112,7 @@ async def kafka_broker(folder: Path, tls: Certificates | None = None) -> AsyncIt
     jars = _find("kafka_jars")
     await asyncio.to_thread(folder.mkdir)
     ports = dict(
-        zip(("plain", "tls", "sasl", "controller"), (free_port() for _ in range(4)), strict=True)
+        zip(("plain", "tls", "sasl", "controller"), (reserve_port() for _ in range(4)), strict=True)
     )
     properties = KAFKA_PROPERTIES + (KAFKA_TLS if tls else "")
     files = tls._asdict() if tls else {}

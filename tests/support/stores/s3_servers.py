@@ -2,7 +2,6 @@
 
 import os
 import runpy
-import socket
 import subprocess
 import time
 import urllib.request
@@ -12,6 +11,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from urllib.error import HTTPError
+
+from tests.support.free_ports import reserve_port
 
 ROOT = Path(__file__).parents[3]
 BUCKET = "etude"
@@ -42,20 +43,12 @@ def minio_binary() -> Path:
     return found
 
 
-def _free_port() -> int:
-    """A port that nobody has now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert isinstance(port, int)
-        return port
-
-
 @dataclass(slots=True)
 class MinioServer:
     """A server on a port and a folder of its own; both outlive a stop, as a machine's would."""
 
     folder: Path
-    port: int = field(default_factory=_free_port)
+    port: int = field(default_factory=reserve_port)
     _process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.support.free_ports import reserve_port
 from tests.support.vm import guests
 from tests.support.vm.guests import Guest
 
@@ -25,12 +26,6 @@ class Pair(NamedTuple):
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     host: GuestConnection
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(params=guests.AGENTS)
@@ -64,7 +59,7 @@ async def ping(guest: Guest) -> None:
 
 
 async def test_more_than_a_window_goes_both_ways(guest: Guest) -> None:
-    pair = await paired(guest, free_port())
+    pair = await paired(guest, reserve_port())
     asked, answered = b"abc" * 400_000, bytes(range(256)) * 5_000
 
     async def program() -> bytes:
@@ -84,7 +79,7 @@ async def test_more_than_a_window_goes_both_ways(guest: Guest) -> None:
 
 
 async def test_what_was_sent_arrives_although_the_host_closes_at_once(guest: Guest) -> None:
-    pair = await paired(guest, free_port())
+    pair = await paired(guest, reserve_port())
     answer = b"x" * 200_000
 
     closing = asyncio.create_task(_answered(pair.host, answer))
@@ -101,7 +96,7 @@ async def _answered(host: GuestConnection, answer: bytes) -> None:
 
 
 async def test_a_closed_connection_is_closed_for_the_program_too(guest: Guest) -> None:
-    pair = await paired(guest, free_port())
+    pair = await paired(guest, reserve_port())
 
     await pair.host.close()
 
@@ -113,7 +108,7 @@ async def test_a_closed_connection_is_closed_for_the_program_too(guest: Guest) -
 
 
 async def test_a_program_that_goes_ends_its_connection(guest: Guest) -> None:
-    pair = await paired(guest, free_port())
+    pair = await paired(guest, reserve_port())
     pair.writer.transport.abort()
 
     async with asyncio.timeout(LIMIT_S):
@@ -125,7 +120,7 @@ async def test_a_program_that_goes_ends_its_connection(guest: Guest) -> None:
 
 
 async def test_many_connections_wait_for_their_turn(guest: Guest) -> None:
-    port = free_port()
+    port = reserve_port()
     first = await paired(guest, port)
     others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
     for number, (_, writer) in enumerate(others):
@@ -145,7 +140,7 @@ async def test_many_connections_wait_for_their_turn(guest: Guest) -> None:
 
 
 async def test_a_reset_ends_connections_and_the_port_stays(guest: Guest) -> None:
-    port = free_port()
+    port = reserve_port()
     pair = await paired(guest, port)
     waiting = asyncio.create_task(guest.channel.accept(port))
     await asyncio.sleep(0)
@@ -176,9 +171,9 @@ async def test_a_port_that_is_taken_or_another_one_is_refused(guest: Guest) -> N
     for port in (0, 70_000):
         with pytest.raises(PortTakenError):
             await guest.channel.accept(port)
-    pair = await paired(guest, free_port())
+    pair = await paired(guest, reserve_port())
     with pytest.raises(PortTakenError):
-        await guest.channel.accept(free_port())
+        await guest.channel.accept(reserve_port())
     await pair.host.close()
 
 
@@ -186,14 +181,14 @@ async def test_nobody_is_accepted_without_the_token(guest: Guest) -> None:
     guest.channel.token = b"of another generation"
 
     with pytest.raises(PortTakenError, match="token"):
-        await guest.channel.accept(free_port())
+        await guest.channel.accept(reserve_port())
 
 
 async def test_connections_leave_what_calls_were_told(guest: Guest) -> None:
     call = guest_pb2.GuestCall(exec=guest_pb2.GuestExec(shell=b"echo >> ran", timeout_ms=60_000))
     request = GuestRequest(operation=call, deadline_s=LIMIT_S)
     await guest.channel.call(request)
-    port = free_port()
+    port = reserve_port()
     for _ in range(300):
         pair = await paired(guest, port)
         pair.writer.close()

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -18,6 +17,7 @@ import grpc
 from tests.harness.chaos.engines.policy import CONTEXT
 from tests.harness.chaos.engines.role import to_file
 from tests.harness.chaos.settings import RUN, Settings
+from tests.support.free_ports import reserve_ports
 
 from etude.common.rpc.channels import dial
 from etude.common.weights import VersionId
@@ -50,14 +50,6 @@ def resolved_run(model: Path, store: str) -> Mapping[str, Any]:
         "weights": {"dtype": "BFloat16", "advanced": {"auditEvery": 10, "undoDepth": 2}},
     }
     return {"name": "chaos", "uid": RUN, "spec": spec}
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports: list[int] = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 class CutOffError(Exception):
@@ -131,7 +123,7 @@ class EngineProcess:
         settings_file, run_file = folder / "settings.json", folder / "run.json"
         to_file(self.settings, settings_file)
         run_file.write_text(json.dumps(resolved_run(folder / "model", self.settings.url)))
-        grpc_port, http_port, self._probe_port = _free_ports(3)
+        grpc_port, http_port, self._probe_port = reserve_ports(3)
         variables = {
             "ETUDE_RUN_FILE": str(run_file),
             "ETUDE_SCRATCH": str(folder / "scratch" / self.place),
