@@ -173,6 +173,14 @@ def test_a_parameter_of_no_reward_function_is_found() -> None:
     assert "x is no parameter of Verifier" in finding.what
 
 
+@pytest.mark.parametrize("name", ["[DrGRPO]", "{a: 1}", "3"])
+def test_a_name_that_is_no_text_is_refused_by_the_schema_alone(name: str) -> None:
+    text = changed(RUN, "name: DrGRPO", f"name: {name}\n      parameters: {{clipHi: 0.3}}")
+    assert {each.reason for each in findings(text)} == {"InvalidSpec"}
+    text = changed(RUN, "function: Verifier", f"function: {name}, parameters: {{x: 1}}")
+    assert {each.reason for each in findings(text)} == {"InvalidSpec"}
+
+
 def test_parameters_are_judged_even_when_the_spec_is_wrong() -> None:
     text = changed(RUN, "DrGRPO", "DrGRPO\n      parameters: {clipHi: 0.3}")
     reasons = [each.reason for each in findings(changed(text, "maxSteps: 40", "maxSteps: 0"))]

@@ -56,9 +56,8 @@ async def test_a_style_that_is_not_measured_by_the_deadline_is_a_fault(
     tmp_path: Path, task_folder: Path, rollout: Make
 ) -> None:
     chosen = scorer(tmp_path, {"name": "style", "function": "Style"})
-    entry = next(each for each in chosen.rubric.entries if each.function == "Style")
     job = chosen._task(task_folder.as_uri(), "p", time.monotonic() - 1).job
-    late = await chosen._measure(entry.parameters, rollout("x=2\n"), job, {})
+    late = await chosen._score(rollout("x=2\n"), 1.0, job, {})
     assert isinstance(late, Fault)
     assert late.reason is FaultReason.GRADER_ERROR
 

@@ -8,6 +8,7 @@ from etude.common.api.run import rewards as parameters
 from etude.common.api.run.roles import RewardFunction
 from etude.common.errors import UserError
 from etude.rewards.faults import Fault
+from etude.rewards.functions.registry import FUNCTIONS
 from etude.rewards.rubric import RewardValue, Rubric
 from etude.v1 import rollout_pb2
 
@@ -122,6 +123,6 @@ def test_the_digest_names_everything_that_decides_a_reward() -> None:
     assert len({digest(), digest(weight="2"), digest(parameters={"onlyWhenFinished": True})}) == 3
 
 
-def test_every_function_of_the_manifest_has_parameters_and_a_version() -> None:
-    names = set(RewardFunction.model_fields["function"].annotation.__args__)  # type: ignore[union-attr] # a Literal
-    assert names == set(parameters.PARAMETERS)
+def test_every_function_of_the_manifest_is_in_the_registry_with_its_parameters() -> None:
+    assert {name: each.parameters for name, each in FUNCTIONS.items()} == parameters.PARAMETERS
+    assert all(each.version for each in FUNCTIONS.values())

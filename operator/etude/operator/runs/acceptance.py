@@ -8,7 +8,7 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.lint.messages import abbreviate_names
 from etude.common.api.lint.operator_rules import UNCOUNTED, UNCOUNTED_FIX
 from etude.common.api.run.algorithms import check_algorithm
-from etude.common.api.run.rewards import check_function
+from etude.common.api.run.rewards import can_check, check_function
 from etude.common.api.run.status import RLRunStatus
 from etude.operator.actions import ClockReading
 from etude.operator.builders import pod_overrides, run_spec
@@ -69,7 +69,8 @@ def _wrong_parameters(run: RLRun, platform: Platform) -> Iterator[str]:
     rewards = run.spec.roles.rewards
     for index, part in enumerate(rewards.functions if rewards else ()):
         at = f"spec.roles.rewards.functions[{index}].parameters"
-        yield from _check_parameters(at, check_function, part.function, part.parameters)
+        if can_check(part.function):  # the reward service has the packages of its own image
+            yield from _check_parameters(at, check_function, part.function, part.parameters)
     yield from _uncounted_budget(run)
     for role in run_spec.pods_by_role(run):
         at = f"spec.roles.{role}"

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -29,15 +29,15 @@ from etude.agent.tools import (
 from etude.agent.tools.base import Access, ErrorKind, Tool, ToolError, ToolOutcome
 from etude.agent.tools.codebase_search import CodebaseSearch
 from etude.agent.workspace import JobError, Workspace, WorkspaceError, relative_path
+from etude.common import extensions
 from etude.common.errors import InvalidFieldError
 
-ToolsetName = Literal["Standard", "Compact"]
 MAX_ARGUMENT_CHARS = 512 << 10
-_ROLE = """\
+ROLE = """\
 You are a software engineer at work in one repository, the current folder of your tools. Find out \
-what is asked, read before you change, make the smallest change that is right, and run the tests.
-
+what is asked, read before you change, make the smallest change that is right, and run the tests.\
 """
+"""First paragraph of a system prompt."""
 CALL_FORM = """\
 Call tools in this form, several in one turn when they do not depend on each other:
 <tool_call><function=NAME>
@@ -49,22 +49,10 @@ Values are plain text, nothing is escaped. Lists have one item per line. Results
 of the calls.\
 """
 """Form of calls where the chat template shows no tools."""
-_GUIDE = (
-    _ROLE
-    + CALL_FORM
-    + """\
- A turn without a call ends the work, and so does finish.
-
-Tools:
-"""
-)
-_NATIVE_GUIDE = (
-    _ROLE
-    + """\
+_NATIVE_FORM = """\
 Call several tools in one turn when they do not depend on each other. Results come in the order of \
-the calls. A turn without a call ends the work, and so does finish.\
+the calls.\
 """
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +67,7 @@ class ToolLimits:
 class Toolset:
     """Tools by name, their description for the policy, and the form of its calls."""
 
-    name: ToolsetName
+    name: str
     system_prompt: str
     """It describes the tools, unless `shown` does."""
     native_prompt: str
@@ -136,11 +124,14 @@ class Toolset:
 
 
 def toolset(name: str) -> Toolset:
-    """The toolset of this name.
+    """The toolset of this name: of Etude, or one that an installed package registers.
 
     Raises:
         InvalidFieldError: there is none.
+        UserError: a package's toolset is not installed or broken.
     """
+    if extensions.is_extension(name):
+        return extensions.load_extension(extensions.TOOLSETS, name, Toolset)
     found = _toolsets().get(name)
     if found is None:
         raise InvalidFieldError("toolset", f"{name!r} is none of {', '.join(_toolsets())}")
@@ -174,13 +165,35 @@ def _standard() -> Toolset:
         "todo_write": todos.TodoWrite,
         "finish": terminal.Finish,
     }
-    rows = [json.dumps(tool_schema(name, tool)["function"]) for name, tool in tools.items()]
+    return make_toolset("Standard", tools)
+
+
+def make_toolset(
+    name: str, tools: Mapping[str, type[Tool]], *, role: str = ROLE, max_calls: int = 64
+) -> Toolset:
+    """Make a toolset whose prompt describes each tool by its docstring and its fields.
+
+    Args:
+        name: in manifests.
+        tools: by the name that the policy calls.
+        role: first paragraph of the system prompt.
+        max_calls: of one turn.
+
+    Raises:
+        ValueError: a tool lacks its description or says not how its calls may overlap.
+    """
+    for key, tool in tools.items():
+        if not (tool.__doc__ or "").strip() or not hasattr(tool, "access"):
+            raise ValueError(f"tool {key}: {tool.__name__} needs a docstring and `access`")
+    rows = [json.dumps(tool_schema(key, tool)["function"]) for key, tool in tools.items()]
+    finish = ", and so does finish" if "finish" in tools else ""
+    ending = f"A turn without a call ends the work{finish}."
     return Toolset(
-        name="Standard",
-        system_prompt=_GUIDE + "\n".join(rows),
-        native_prompt=_NATIVE_GUIDE,
-        tools=tools,
-        limits=ToolLimits(max_calls=64),
+        name=name,
+        system_prompt="\n".join([role, "", f"{CALL_FORM} {ending}", "", "Tools:", *rows]),
+        native_prompt=f"{role}\n\n{_NATIVE_FORM} {ending}",
+        tools=dict(tools),
+        limits=ToolLimits(max_calls=max_calls),
     )
 
 

@@ -60,7 +60,7 @@ class JudgeClient:
         to break the schema, and a mask would free it from the reward.
         """
         body = judge.question(parameters, instruction, rollout)
-        asked = [parameters.endpoint, parameters.votes, judge.VERSION, body]
+        asked = [parameters.endpoint, parameters.votes, judge.FUNCTION.version, body]
         digest = blake3(json.dumps(asked).encode()).hexdigest()
         if digest in self._scores:
             self._scores.move_to_end(digest)

@@ -1,6 +1,7 @@
 """Rubric: the weighted set of reward functions, and the reward of one rollout."""
 
 import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,50 +12,20 @@ from typing import NamedTuple, Self
 
 from blake3 import blake3
 
-from etude.common.api.meta import number
-from etude.common.api.run.rewards import (
-    BrokenCallsParameters,
-    CommunicationParameters,
-    DeferralParameters,
-    HabitsParameters,
-    JudgeParameters,
-    LengthPenaltyParameters,
-    Parameters,
-    StyleParameters,
-    UnfinishedParameters,
-    VerifierParameters,
-    check_function,
-)
-from etude.common.api.run.roles import RewardFunction
+from etude.common.api.meta import Model, number
+from etude.common.api.run.rewards import check_function
+from etude.common.api.run.roles import RewardFunction as ConfiguredFunction
 from etude.common.errors import Problem, UserError
 from etude.rewards.faults import Fault, FaultReason
-from etude.rewards.functions import (
-    broken_calls,
-    communication,
-    deferral,
-    habits,
-    judge,
-    length_penalty,
-    style,
-    unfinished,
-    verifier,
-)
+from etude.rewards.functions import deferral
+from etude.rewards.functions.base import Penalty, RewardFunction
+from etude.rewards.functions.registry import find_function
 from etude.v1 import rollout_pb2
+
+log = logging.getLogger(__name__)
 
 LARGEST_REWARD = 1e6
 _NO_PENALTIES = frozenset({"Verifier", "Deferral"})
-
-VERSIONS = {
-    "Verifier": verifier.VERSION,
-    "LengthPenalty": length_penalty.VERSION,
-    "BrokenCalls": broken_calls.VERSION,
-    "Unfinished": unfinished.VERSION,
-    "Style": style.VERSION,
-    "Communication": communication.VERSION,
-    "Habits": habits.VERSION,
-    "Deferral": deferral.VERSION,
-    "Judge": judge.VERSION,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,15 +34,16 @@ class RubricEntry:
 
     name: str
     function: str
+    implementation: RewardFunction
     weight: float
-    parameters: Parameters
+    parameters: Model
     limit_s: int
     """Limit of one evaluation; only the verifier's takes time."""
 
     @property
     def version(self) -> str:
         """Changes whenever the same rollout could get another value."""
-        return VERSIONS[self.function]
+        return self.implementation.version
 
     def parameters_json(self) -> str:
         """The parameters, defaults included."""
@@ -101,7 +73,7 @@ class Rubric:
     entries: tuple[RubricEntry, ...]
 
     @classmethod
-    def from_functions(cls, functions: Sequence[RewardFunction]) -> Self:
+    def from_functions(cls, functions: Sequence[ConfiguredFunction]) -> Self:
         """The rubric of a run.
 
         Raises:
@@ -141,14 +113,17 @@ class Rubric:
             success: from 0 to 1.
             measured: penalties of the functions that run something, by the entry's name.
         """
-        parts = tuple(
-            RewardPart(entry.name, _value(entry, rollout, success, measured), entry.weight)
-            for entry in self.entries
-        )
+        parts = []
+        for entry in self.entries:
+            try:
+                value = _value(entry, rollout, success, measured)
+            except Exception as error:  # a package's own mistake  # noqa: BLE001
+                return broken_function(entry, error)
+            parts.append(RewardPart(entry.name, value, entry.weight))
         reward = math.fsum(part.weight * part.value for part in parts)
         if not math.isfinite(reward) or abs(reward) > LARGEST_REWARD:
             return Fault(FaultReason.GRADER_ERROR, f"the rubric gives {reward}")
-        return RewardValue(reward, success, parts)
+        return RewardValue(reward, success, tuple(parts))
 
     def settle_deferrals(
         self,
@@ -212,45 +187,37 @@ def _value(
     success: float,
     measured: Mapping[str, float],
 ) -> float:
-    match entry.parameters:
-        case VerifierParameters():
-            return success
-        case LengthPenaltyParameters() as parameters:
-            return -length_penalty.penalty(rollout, parameters, success=success)
-        case StyleParameters() | JudgeParameters():
-            return -measured[entry.name]
-        case DeferralParameters():
-            return 0.0  # it depends on the siblings: see settle_deferrals
-        case parameters:
-            return -_penalty_of_calls(parameters, rollout)
+    if entry.function == "Verifier":
+        return success
+    if entry.function == "Deferral":
+        return 0.0  # it depends on the siblings: see settle_deferrals
+    penalty = (
+        entry.implementation.penalty(rollout, entry.parameters, success)
+        if isinstance(entry.implementation, Penalty)
+        else measured[entry.name]
+    )
+    if not penalty >= 0:
+        raise ValueError(f"{penalty} is no penalty: a number of at least 0")
+    return -float(penalty)
 
 
-def _penalty_of_calls(
-    parameters: BrokenCallsParameters
-    | UnfinishedParameters
-    | CommunicationParameters
-    | HabitsParameters,
-    rollout: rollout_pb2.Rollout,
-) -> float:
-    match parameters:
-        case BrokenCallsParameters():
-            return broken_calls.penalty(rollout)
-        case UnfinishedParameters():
-            return unfinished.penalty(rollout)
-        case CommunicationParameters():
-            return communication.penalty(rollout, parameters)
-        case HabitsParameters():
-            return habits.penalty(rollout, parameters)
+def broken_function(entry: RubricEntry, error: Exception) -> Fault:
+    """The fault that masks a rollout because one of the run's functions failed on it."""
+    log.error("%s (%s) failed", entry.name, entry.function, exc_info=error)
+    what = f"{entry.name} ({entry.function}): {type(error).__name__}: {error}"
+    return Fault(FaultReason.GRADER_ERROR, what)
 
 
-def _entry(index: int, function: RewardFunction) -> RubricEntry:
+def _entry(index: int, function: ConfiguredFunction) -> RubricEntry:
     try:
         parameters = check_function(function.function, function.parameters)
+        implementation = find_function(function.function)
     except ValueError as cause:
         raise UserError(_problem(f"[{index}]", str(cause))) from cause
     return RubricEntry(
         name=function.name,
         function=function.function,
+        implementation=implementation,
         weight=number(function.weight),
         parameters=parameters,
         limit_s=function.limit_s,

@@ -6,20 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from google.protobuf.message import DecodeError
-
 from etude.common import stores
-from etude.common.api.run.rewards import JudgeParameters, Parameters, StyleParameters
 from etude.common.api.storage import Storage
 from etude.common.errors import CorruptError, UnavailableError, UserError
 from etude.common.harbor import task as harbor_task
 from etude.rewards.faults import Fault, FaultReason
-from etude.rewards.functions import style
+from etude.rewards.functions.base import FinishedRollout, MeasuredPenalty
 from etude.rewards.functions.verifier import Verifier
 from etude.rewards.grading import GradingJob
 from etude.rewards.judge_client import JudgeClient
-from etude.rewards.rubric import RewardValue, Rubric
-from etude.v1 import environments_pb2, rollout_pb2
+from etude.rewards.rubric import RewardValue, Rubric, RubricEntry, broken_function
+from etude.v1 import rollout_pb2
 
 
 class GradedTask(NamedTuple):
@@ -78,9 +75,17 @@ class Scorer:
         """Score a rollout alone: measure what functions need, and add up."""
         if isinstance(grade, Fault):
             return grade
+        finished = FinishedRollout(
+            record=rollout,
+            success=grade,
+            instruction=job.task.instruction,
+            originals=originals,
+            has_image=bool(job.task.image),
+            judge=self.judge,
+        )
         measured: dict[str, float] = {}
         for entry in self.rubric.entries:
-            penalty = await self._measure(entry.parameters, rollout, job, originals)
+            penalty = await self._measure(entry, finished, left_s=job.left_s)
             if isinstance(penalty, Fault):
                 return penalty
             if penalty is not None:
@@ -88,37 +93,27 @@ class Scorer:
         return self.rubric.score(rollout, grade, measured)
 
     async def _measure(
-        self,
-        parameters: Parameters,
-        rollout: rollout_pb2.Rollout,
-        job: GradingJob,
-        originals: Mapping[str, bytes],
+        self, entry: RubricEntry, rollout: FinishedRollout, *, left_s: float
     ) -> float | Fault | None:
         """Penalty of a function that runs something; None for the others."""
-        if isinstance(parameters, StyleParameters):
-            try:
-                diff = environments_pb2.WorkspaceDiff.FromString(rollout.diff)
-                has_image = bool(job.task.image)
-                async with asyncio.timeout(max(0.0, job.left_s)):
-                    figures = await style.measure_style(diff, originals, has_image=has_image)
-            except (UnavailableError, TimeoutError) as error:
-                what = str(error) or "no style within the deadline of its group"
-                return Fault(FaultReason.GRADER_ERROR, what)
-            except DecodeError as error:
-                return Fault(FaultReason.ROLLOUT_FAULT, f"its diff cannot be read: {error}")
-            return style.penalty(figures, parameters)
-        if isinstance(parameters, JudgeParameters):
-            try:
-                async with asyncio.timeout(max(0.0, job.left_s)):
-                    score = await self.judge.judge(parameters, job.task.instruction, rollout)
-            except TimeoutError:
-                return Fault(FaultReason.JUDGE_FAILED, "no score within the deadline of its group")
-            return score if isinstance(score, Fault) else 1 - score
-        return None
+        if not isinstance(entry.implementation, MeasuredPenalty):
+            return None
+        try:
+            async with asyncio.timeout(max(0.0, left_s)):
+                return await entry.implementation.measure(rollout, entry.parameters)
+        except TimeoutError:
+            reason = FaultReason.JUDGE_FAILED if entry.function == "Judge" else None
+            what = f"{entry.name}: no value within the deadline of its group"
+            return Fault(reason or FaultReason.GRADER_ERROR, what)
+        except Exception as error:  # a package's own mistake  # noqa: BLE001
+            return broken_function(entry, error)
 
     def _originals(self, task: harbor_task.HarborTask) -> Mapping[str, bytes]:
         """First files of a task, if a function of the rubric compares with them."""
-        is_read = any(entry.function == "Style" for entry in self.rubric.entries)
+        is_read = any(
+            isinstance(each.implementation, MeasuredPenalty) and each.implementation.reads_originals
+            for each in self.rubric.entries
+        )
         return harbor_task.read_files(task.environment) if is_read else {}
 
     def _task(self, uri: str, pool: str, deadline_s: float) -> GradedTask:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from etude.agent import transcript
 from etude.common.api.run.rewards import CommunicationParameters
 from etude.rewards.functions import unfinished
+from etude.rewards.functions.base import Penalty
 from etude.v1 import rollout_pb2
 
-VERSION = "1"
 _MAX_CHARS = 65_536
 _CLAUSE_END = re.compile(r"[.!?;:,\n—]+(?:\s|$)|\n")
 _NOT_BEFORE = re.compile(
@@ -58,7 +58,9 @@ _BUILD = _claim(
 )
 
 
-def penalty(rollout: rollout_pb2.Rollout, parameters: CommunicationParameters) -> float:
+def penalty(
+    rollout: rollout_pb2.Rollout, parameters: CommunicationParameters, _success: float = 0.0
+) -> float:
     """1 for an unsupported claim, `silence` for no message of a finished rollout, else 0."""
     message = rollout.final_message.strip()
     if not message:
@@ -105,3 +107,6 @@ def _outcome(claim: _Claim, call: rollout_pb2.CallRecord, paths: frozenset[str])
     # Diagnostics of other files than the changed ones show nothing.
     is_about = bool(paths) and all(transcript.reports_lints(call, path) for path in paths)
     return call.result == "No new lints." if is_about else None
+
+
+FUNCTION = Penalty(version="1", parameters=CommunicationParameters, penalty=penalty)

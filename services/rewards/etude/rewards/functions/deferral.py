@@ -5,10 +5,11 @@ import re
 from google.protobuf.message import DecodeError
 
 from etude.agent import transcript
+from etude.common.api.run.rewards import DeferralParameters
 from etude.rewards.functions import unfinished
+from etude.rewards.functions.base import RewardFunction
 from etude.v1 import environments_pb2, rollout_pb2
 
-VERSION = "2"
 _CACHES = re.compile(r"(?:^|/)(?:__pycache__|\.\w+_cache|node_modules)/|\.py[co]$")
 
 
@@ -37,3 +38,7 @@ def changes_files(rollout: rollout_pb2.Rollout) -> bool:
         return True
     paths = [file.path for file in diff.written] + list(diff.deleted)
     return any(_CACHES.search(path) is None for path in paths)
+
+
+FUNCTION = RewardFunction(version="2", parameters=DeferralParameters)
+"""Its value depends on the siblings: the rubric settles it."""

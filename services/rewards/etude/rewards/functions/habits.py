@@ -5,14 +5,15 @@ from collections.abc import Sequence
 
 from etude.agent import transcript
 from etude.common.api.run.rewards import HabitsParameters
+from etude.rewards.functions.base import Penalty
 from etude.v1 import rollout_pb2
-
-VERSION = "1"
 
 Calls = Sequence[rollout_pb2.CallRecord]
 
 
-def penalty(rollout: rollout_pb2.Rollout, parameters: HabitsParameters) -> float:
+def penalty(
+    rollout: rollout_pb2.Rollout, parameters: HabitsParameters, _success: float = 0.0
+) -> float:
     """Weighted share of the habits that the rollout broke, from 0 to 1.
 
     One breach breaks a habit: a mean over files could be diluted by harmless edits.
@@ -72,3 +73,6 @@ def leaves_todos(calls: Calls) -> bool:
     """True if the last list of to-dos has an open one."""
     counts = [n for call in calls if (n := transcript.count_open_todos(call)) is not None]
     return bool(counts) and counts[-1] > 0
+
+
+FUNCTION = Penalty(version="1", parameters=HabitsParameters, penalty=penalty)

@@ -1,4 +1,4 @@
-"""Judge: the question to a model about a rollout, and the reading of its answers. Pure."""
+"""Judge: the question to a model about a rollout, and the reading of its answers."""
 
 import json
 import math
@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from google.protobuf.message import DecodeError
 
 from etude.common.api.run.rewards import JudgeParameters
+from etude.rewards.faults import Fault
+from etude.rewards.functions.base import FinishedRollout, MeasuredPenalty
 from etude.v1 import environments_pb2, rollout_pb2
 
-VERSION = "2"
 MAX_ANSWER_BYTES = 64 << 10
 _MAX_CONTENT_CHARS = 8_192
 _MAX_TOKENS = 1_024
@@ -191,3 +192,12 @@ def _cut(text: str, limit: int) -> str:
         return text
     half = limit // 2
     return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
+
+
+async def measure(rollout: FinishedRollout, parameters: JudgeParameters) -> float | Fault:
+    """1 - the model's score of a rollout, or the fault that masks it."""
+    score = await rollout.judge.judge(parameters, rollout.instruction, rollout.record)
+    return score if isinstance(score, Fault) else 1 - score
+
+
+FUNCTION = MeasuredPenalty(version="2", parameters=JudgeParameters, measure=measure)

@@ -3,9 +3,8 @@
 import math
 
 from etude.common.api.run.rewards import CostWeights, LengthPenaltyParameters
+from etude.rewards.functions.base import Penalty
 from etude.v1 import rollout_pb2
-
-VERSION = "1"
 
 
 def length_cost(x: float, *, k: float, q: float) -> float:
@@ -44,7 +43,7 @@ def tool_call_tokens(costs: rollout_pb2.Costs) -> int:
 
 
 def penalty(
-    rollout: rollout_pb2.Rollout, parameters: LengthPenaltyParameters, *, success: float
+    rollout: rollout_pb2.Rollout, parameters: LengthPenaltyParameters, success: float
 ) -> float:
     """Penalty of the rollout's length, before the function's weight; never negative."""
     if parameters.only_on_success and success < 1:
@@ -56,3 +55,6 @@ def penalty(
     if parameters.cap is not None:
         x = min(parameters.cap, x)
     return math.pow(length_cost(x, k=parameters.k, q=parameters.q), parameters.power)
+
+
+FUNCTION = Penalty(version="1", parameters=LengthPenaltyParameters, penalty=penalty)

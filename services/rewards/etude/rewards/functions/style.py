@@ -6,13 +6,17 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from google.protobuf.message import DecodeError
+
 from etude.agent.tools import lints
 from etude.agent.tools.base import ToolError
 from etude.agent.workspace import WorkspaceError
 from etude.common.api.run.rewards import StyleParameters
+from etude.common.errors import UnavailableError
+from etude.rewards.faults import Fault, FaultReason
+from etude.rewards.functions.base import FinishedRollout, MeasuredPenalty
 from etude.v1 import environments_pb2
 
-VERSION = "2"
 MAX_CHECKED_FILES = 50
 """Python files that ruff reads of one change: one thread of it serves all rollouts."""
 
@@ -105,3 +109,20 @@ def count_changed_lines(before: bytes, after: bytes) -> int:
     """Number of lines that only one of two files has, in any order; linear in their size."""
     old, new = (Counter(data.splitlines()) for data in (before, after))
     return (old - new).total() + (new - old).total()
+
+
+async def measure(rollout: FinishedRollout, parameters: StyleParameters) -> float | Fault:
+    """Penalty of a rollout's change, or the fault that masks it."""
+    try:
+        diff = environments_pb2.WorkspaceDiff.FromString(rollout.record.diff)
+        figures = await measure_style(diff, rollout.originals, has_image=rollout.has_image)
+    except UnavailableError as error:
+        return Fault(FaultReason.GRADER_ERROR, str(error))
+    except DecodeError as error:
+        return Fault(FaultReason.ROLLOUT_FAULT, f"its diff cannot be read: {error}")
+    return penalty(figures, parameters)
+
+
+FUNCTION = MeasuredPenalty(
+    version="2", parameters=StyleParameters, measure=measure, reads_originals=True
+)

@@ -13,10 +13,12 @@ from etude.common.api.run.rewards import VerifierParameters
 from etude.common.harbor import task
 from etude.rewards.faults import Fault, FaultReason
 from etude.rewards.functions import unfinished
+from etude.rewards.functions.base import RewardFunction
 from etude.rewards.grading import GradeAnswer, GradeInput, GradingJob, GradingSandboxes, LostGrade
 from etude.v1 import environments_pb2, rollout_pb2
 
-VERSION = "1"
+FUNCTION = RewardFunction(version="1", parameters=VerifierParameters)
+"""Its value comes first, and every other function may read it."""
 CACHED_RESULTS = 65_536
 
 
@@ -138,7 +140,7 @@ class Verifier:
         self, job: GradingJob, task_digest: str, handed: dict[str, GradeInput]
     ) -> dict[str, GradeResult]:
         """Results by the diff's digest, from the cache if it was graded before."""
-        keys = {digest: _Key(task_digest, digest, VERSION) for digest in handed}
+        keys = {digest: _Key(task_digest, digest, FUNCTION.version) for digest in handed}
         results: dict[str, GradeResult] = {d: self._grades.get(keys[d], _NOT_YET) for d in handed}
         for _ in range(1 + self.parameters.retries):
             missing = [digest for digest, found in results.items() if isinstance(found, LostGrade)]

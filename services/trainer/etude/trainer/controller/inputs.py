@@ -134,13 +134,15 @@ def _load_chat(spec: RLRunSpec, model_folder: Path) -> ChatFormat | None:
     """Load the chat format if the run trains rollouts; at least the tokenizer is checked.
 
     Raises:
-        UserError: the model's tokenizer or chat template does not work.
+        UserError: the model's tokenizer or chat template does not work, or a toolset's package
+            is not installed.
     """
     has_rollouts = any(phase.is_rl or phase.is_feedback for phase in spec.phases)
     if has_rollouts or spec.evaluation:
         rollouts = [phase.rollout for phase in spec.phases if phase.rollout is not None]
+        tools = {each.toolset: toolset(each.toolset) for each in rollouts}
         native = {each.toolset for each in rollouts if each.tool_format == "Native"}
-        schemas = [toolset(name).schemas() for name in sorted(native)]
+        schemas = [tools[name].schemas() for name in sorted(native)]
         check_chat_format(model_folder, native_tools=schemas)
         return ChatFormat.load(model_folder)
     Vocabulary.load(model_folder)

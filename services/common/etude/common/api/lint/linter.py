@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -249,22 +250,30 @@ def _parameters(spec: JsonValue) -> Iterator[FieldMessage]:
     for i, phase in enumerate(_items(spec, "phases")):
         algorithm = _field(phase, "algorithm")
         name = _field(algorithm, "name") or "DrGRPO"
-        yield from _of_owner(
-            algorithms.PARAMETERS, name, algorithm, ("spec", "phases", i, "algorithm")
-        )
+        if isinstance(name, str) and name in algorithms.PARAMETERS:
+            model: type[Model] = algorithms.PARAMETERS[name]
+            yield from _of_owner(model, name, algorithm, ("spec", "phases", i, "algorithm"))
     for i, function in enumerate(_items(_field(_field(spec, "roles"), "rewards"), "functions")):
         at = ("spec", "roles", "rewards", "functions", i)
-        yield from _of_owner(rewards.PARAMETERS, _field(function, "function"), function, at)
+        chosen = _field(function, "function")
+        name = chosen if isinstance(chosen, str) else ""
+        if re.search(rewards.FUNCTION, name) and rewards.can_check(name):
+            try:
+                model = rewards.find_model(name)
+            except ValueError as error:  # an installed package that is broken
+                yield FieldMessage((*at, "function"), str(error), "mend or reinstall the package")
+                continue
+            yield from _of_owner(model, name, function, at)
 
 
 def _of_owner(
-    models: Mapping[str, type[Model]], name: JsonValue, owner: JsonValue, at: FieldPath
+    model: type[Model], name: str, owner: JsonValue, at: FieldPath
 ) -> Iterator[FieldMessage]:
     given = _field(owner, "parameters")
-    if not isinstance(name, str) or name not in models or not isinstance(given, dict):
+    if not isinstance(given, dict):
         return
     outer = (*at, "parameters")
-    for found in _refused(models[name], given, outer):
+    for found in _refused(model, given, outer):
         yield _better(found, name, owner, at) if found.path[:-1] == outer else found
 
 

@@ -19,7 +19,14 @@ from etude.common.api.meta import (
 from etude.common.api.pool import autoscaling, network, placement
 from etude.common.api.pool import spec as pool_spec
 from etude.common.api.route import release
-from etude.common.api.run import http_gateway, lifecycle, role_spec, scheduling
+from etude.common.api.run import (
+    http_gateway,
+    lifecycle,
+    phases,
+    rewards,
+    role_spec,
+    scheduling,
+)
 from etude.common.api.run import spec as run_spec
 from etude.common.api.yaml_documents import FieldPath
 from etude.common.store_urls import ENDPOINT, REGION
@@ -46,6 +53,10 @@ PATTERN_DESCRIPTIONS: Mapping[str, str] = {
         "an image that was pushed, s3://bucket/prefix/ and 32 hexadecimal digits, a folder"
         " file:///…, or the name of one on the node"
     ),
+    rewards.FUNCTION: (
+        f"{', '.join(rewards.PARAMETERS)}, or a name like acme.Coverage of an installed package"
+    ),
+    phases.TOOLSET: "Standard, Compact, or a name like acme.Deploy of an installed package",
     release.LABEL: "a letter, then letters, digits, blanks, '_' and '-'",
     role_spec.IMAGE: "an image's reference, such as registry.example/etude:1.0",
     pool_spec.BACKEND: "hashed-1, minilm-l6-v2, or trained- and 16 hexadecimal digits",

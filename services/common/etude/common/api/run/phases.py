@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
+from etude.common import extensions
 from etude.common.api.meta import NAMED, Fraction, Model, Name, Rule, Uri, number
 from etude.common.api.run.context_extension import ContextExtension
 from etude.common.api.run.feedback_source import FeedbackSource
@@ -222,11 +223,15 @@ class AsyncLimits(Model):
     """No trained token is older than this many versions."""
 
 
+TOOLSET = rf"^(Standard|Compact|{extensions.NAME})$"
+
+
 class RolloutPolicy(Model):
     """Limits of one rollout, and what happens to failed ones."""
 
-    toolset: Literal["Standard", "Compact"] = "Standard"
-    """System prompt, tools and how their results read; Compact suits very small policies."""
+    toolset: Annotated[str, Field(max_length=128, pattern=TOOLSET)] = "Standard"
+    """System prompt, tools and how their results read; Compact suits very small policies, and
+    acme.Deploy is what an installed package registers so."""
     tool_format: Literal["Xml", "Native"] = "Xml"
     """Form of tools and calls: Xml is described in the system prompt and works for any model;
     Native is the model's own, from its chat template, which must show tools."""

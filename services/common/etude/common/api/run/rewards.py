@@ -8,7 +8,9 @@ from urllib.parse import urlsplit
 from pydantic import Field, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
+from etude.common import extensions
 from etude.common.api.meta import Model
+from etude.common.errors import UserError
 
 Amount = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
@@ -167,19 +169,7 @@ class JudgeParameters(Model):
     """Longest wait for one answer; it is asked for up to three times."""
 
 
-Parameters = (
-    VerifierParameters
-    | LengthPenaltyParameters
-    | BrokenCallsParameters
-    | UnfinishedParameters
-    | StyleParameters
-    | CommunicationParameters
-    | HabitsParameters
-    | DeferralParameters
-    | JudgeParameters
-)
-
-PARAMETERS: Mapping[str, type[Parameters]] = MappingProxyType(
+PARAMETERS: Mapping[str, type[Model]] = MappingProxyType(
     {
         "Verifier": VerifierParameters,
         "LengthPenalty": LengthPenaltyParameters,
@@ -193,23 +183,49 @@ PARAMETERS: Mapping[str, type[Parameters]] = MappingProxyType(
     }
 )
 """Model of each function's parameters, by the function's name in a manifest."""
+FUNCTION = rf"^({'|'.join(PARAMETERS)}|{extensions.NAME})$"
+"""Names in a manifest: Etude's own, and those that an installed package registers."""
 
 
-def check_function(function: str, parameters: Mapping[str, JsonValue]) -> Parameters:
+def can_check(function: str) -> bool:
+    """True if the function's parameters can be checked in this Python environment."""
+    group = extensions.REWARD_FUNCTIONS
+    return not extensions.is_extension(function) or extensions.is_installed(group, function)
+
+
+def check_function(function: str, parameters: Mapping[str, JsonValue]) -> Model:
     """The parameters as their model, defaults filled in.
 
     Raises:
         ValueError: no such function, or a parameter that it does not have or does not accept; the
             message names it.
     """
-    model = PARAMETERS.get(function)
-    if model is None:
-        raise ValueError(f"function: {function!r} is not one of {', '.join(PARAMETERS)}")
+    model = find_model(function)
     try:
         return model.model_validate(dict(parameters))
     except ValidationError as cause:
         found = "; ".join(_sentence(function, error) for error in cause.errors())
         raise ValueError(found) from cause
+
+
+def find_model(function: str) -> type[Model]:
+    """Find the model of a function's parameters.
+
+    Raises:
+        ValueError: no such function, or its package is not installed or broken.
+    """
+    if extensions.is_extension(function):
+        try:
+            found = extensions.load_extension(extensions.REWARD_FUNCTIONS, function, object)
+        except UserError as error:
+            raise ValueError(f"function: {error.problem.what}; {error.problem.fix}") from error
+        model = getattr(found, "parameters", None)
+        if not (isinstance(model, type) and issubclass(model, Model)):
+            raise ValueError(f"function: {function} has no model of its parameters")
+        return model
+    if function not in PARAMETERS:
+        raise ValueError(f"function: {function!r} is not one of {', '.join(PARAMETERS)}")
+    return PARAMETERS[function]
 
 
 def _sentence(function: str, error: ErrorDetails) -> str:

@@ -15,7 +15,7 @@ from etude.common.api.meta import (
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.common.api.run.http_gateway import PolicyGateway
 from etude.common.api.run.lora import Lora
-from etude.common.api.run.rewards import find_endpoint
+from etude.common.api.run.rewards import FUNCTION, find_endpoint
 from etude.common.api.run.role_spec import EngineRole, RoleSpec
 
 
@@ -225,18 +225,8 @@ class RewardFunction(Model):
 
     name: Name
     """Name of this part in records and curves."""
-    function: Literal[
-        "Verifier",
-        "LengthPenalty",
-        "BrokenCalls",
-        "Unfinished",
-        "Style",
-        "Communication",
-        "Habits",
-        "Deferral",
-        "Judge",
-    ]
-    """See the rewards reference."""
+    function: Annotated[str, Field(max_length=128, pattern=FUNCTION)]
+    """See the rewards reference; acme.Coverage is what an installed package registers so."""
     weight: Fraction = "1"
     """Share in the sum; penalties are subtracted."""
     parameters: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
