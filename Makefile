@@ -177,7 +177,7 @@ bench-branches: $(READY) ## branches of two tenants: gain on their own tasks, lo
 bench-routing: $(READY) ## throughput, balance and prefix hits of 1 to 8 engines (simulated, a minute)
 	$(RUN) python bench/routing.py
 
-bench-gateway: $(READY) ## CPU of the gateway for a turn beside that of rLLM: first, continued, streamed (two minutes)
+bench-gateway: $(READY) ## CPU and latency that gateways add to a turn, ours and three others (four minutes; installs the others)
 	$(RUN) python bench/gateway.py
 
 bench-monitors: $(READY) ## recall and false positives of the monitors, and two hacks that a policy learns (simulated, a minute)

@@ -1,9 +1,8 @@
 """Other gateways, each installed from its registry in a virtual environment of its own."""
 
 import contextlib
-import hashlib
+import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,17 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-
-from etude.common.http_server import open_listener
+from tests.support.free_ports import reserve_port
+from tests.support.programs import AbsentError, install_programs
 
 HERE = Path(__file__).parent
-CACHE = Path.home() / ".cache" / "etude" / "peers"
-START_S = 60
-INSTALL_S = 600
-
-
-class AbsentError(Exception):
-    """A peer that could not be installed or started."""
+START_S = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +24,7 @@ class Peer:
     """One other gateway."""
 
     name: str
-    requirements: str
+    """Of its list of packages, too."""
     captures: bool
     """True if it keeps ids and log-probabilities of turns."""
     command: Callable[[Path, Path, int, str], Sequence[str]]
@@ -46,13 +39,37 @@ def _rllm(programs: Path, scratch: Path, port: int, engine: str) -> Sequence[str
     return [str(programs / "rllm-model-gateway"), *options, "--db-path", database]
 
 
-PEERS = (Peer(name="rllm", requirements="rllm.txt", captures=True, command=_rllm, environment={}),)
+def _litellm(programs: Path, scratch: Path, port: int, engine: str) -> Sequence[str]:
+    model = {"model": "hosted_vllm/bench", "api_base": engine, "api_key": "none"}
+    models = {"model_list": [{"model_name": "bench", "litellm_params": model}]}
+    # YAML, of which JSON is a part.
+    (scratch / "config.yaml").write_text(json.dumps(models))
+    (scratch / "path").write_text("")
+    options = ["--host", "127.0.0.1", "--port", str(port)]
+    return [str(programs / "litellm"), *options, "--config", str(scratch / "config.yaml")]
+
+
+def _agent_lightning(programs: Path, scratch: Path, port: int, engine: str) -> Sequence[str]:
+    program = str(HERE / "peers" / "agent_lightning.py")
+    return [str(programs / "python"), program, str(port), engine, str(scratch / "path")]
+
+
+_OFFLINE = {
+    # Prices of models, from the internet.
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+}
+PEERS = (
+    Peer(name="rllm", captures=True, command=_rllm, environment={}),
+    Peer(name="agent_lightning", captures=True, command=_agent_lightning, environment=_OFFLINE),
+    Peer(name="litellm", captures=False, command=_litellm, environment=_OFFLINE),
+)
 
 
 @contextlib.contextmanager
 def serve_engine() -> Iterator[str]:
     """Start the engine of all peers; yields its address."""
-    port = free_port()
+    port = reserve_port()
     module = [sys.executable, "-m", "gateway_bench.openai_engine", str(port)]
     paths = f"{HERE.parent}:{HERE.parents[1]}"
     with _running(module, {"PYTHONPATH": paths}) as process:
@@ -67,9 +84,9 @@ def serve_peer(peer: Peer, scratch: Path, engine: str) -> Iterator[tuple[int, st
     Raises:
         AbsentError: it cannot be installed, or does not start.
     """
-    programs = install(peer)
+    programs = install_programs(HERE / "peers" / f"{peer.name}.txt")
     scratch.mkdir()
-    port = free_port()
+    port = reserve_port()
     with _running(peer.command(programs, scratch, port, engine), peer.environment) as process:
         _wait_for(process, f"http://127.0.0.1:{port}/health/liveliness")
         deadline_s = time.monotonic() + START_S
@@ -78,39 +95,6 @@ def serve_peer(peer: Peer, scratch: Path, engine: str) -> Iterator[tuple[int, st
                 raise AbsentError("it did not get ready")
             time.sleep(0.1)
         yield process.pid, f"http://127.0.0.1:{port}{(scratch / 'path').read_text()}"
-
-
-def install(peer: Peer) -> Path:
-    """Install a peer once for each list of its packages; returns the folder of its programs.
-
-    Raises:
-        AbsentError: a package cannot be had.
-    """
-    requirements = HERE / "peers" / peer.requirements
-    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]
-    folder = CACHE / f"{peer.name}-{digest}"
-    if not (folder / "installed").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        python = folder / "bin" / "python"
-        for command in (
-            ["venv", "--python", "3.11", str(folder)],
-            ["pip", "install", "--python", str(python), "-r", str(requirements)],
-        ):
-            uv = shutil.which("uv") or str(HERE.parents[1] / ".tools" / "bin" / "uv")
-            done = subprocess.run(
-                [uv, *command], capture_output=True, text=True, timeout=INSTALL_S, check=False
-            )
-            if done.returncode:
-                raise AbsentError(done.stderr.strip().splitlines()[-1])
-        (folder / "installed").touch()
-    return folder / "bin"
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with open_listener("127.0.0.1", 0) as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 @contextlib.contextmanager
