@@ -62,6 +62,7 @@ ROUTE = {
         f"canary.{metric}.signal": f"{RELEASE}.figures metric"
         for metric in ("primary", "guardrails[]", "signals[]")
     },
+    "feedback.turnRetentionSeconds": f"{ROUTE_PARTS} feedback",
     **{
         f"feedback.windows.{name}": f"{ROUTE_PARTS} windows"
         for name in (

@@ -98,6 +98,13 @@ def test_a_listing_resumes_after_a_key_that_need_not_exist(store: Store) -> None
     assert [o.key for o in store.list("", after="w/10")] == ["w/2", "x/1"]
 
 
+def test_the_folders_below_a_prefix_are_listed_without_their_objects(store: Store) -> None:
+    assert not store.list_folders("logs/")
+    for key in ("logs/b/1", "logs/a/1", "logs/a/x/2", "logs/top", "logs-of-others/c/1"):
+        store.put(key, b"")
+    assert list(store.list_folders("logs/")) == ["a", "b"]
+
+
 def test_a_range_is_exactly_what_was_asked_for(store: Store) -> None:
     store.put("blob", b"0123456789")
     assert store.get_range("blob", 2, 3) == b"234"

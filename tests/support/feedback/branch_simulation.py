@@ -45,6 +45,13 @@ ROLLOUTS = 320
 OTHERS = 40
 """Rollouts of another tenant beside it."""
 HORIZON_S = 100.0
+RULES = WindowRules(
+    num_rollouts=ROLLOUTS,
+    min_rollouts=ROLLOUTS,
+    max_age_s=10 * HORIZON_S,
+    horizon_s=HORIZON_S,
+    tenant="acme",
+)
 LEARNING_RATE = 0.5
 STEPS = 4
 """Of a window."""
@@ -127,24 +134,17 @@ class BranchSimulation:
         parent = TablePolicy()
         asyncio.run(self._train(num_windows))
         own, general = (self._compare(parent, name) for name in ("own", "general"))
-        audit = audit_windows(self.stores.ledger, SECRET, uid="test", tenant="acme")
+        audit = audit_windows(self.stores.ledger, SECRET, RULES, uid="test")
         return BranchResult(own=own, general=general, decision=propose(own, general), audit=audit)
 
     async def _train(self, num_windows: int) -> None:
-        rules = WindowRules(
-            num_rollouts=ROLLOUTS,
-            min_rollouts=ROLLOUTS,
-            max_age_s=10 * HORIZON_S,
-            horizon_s=HORIZON_S,
-            tenant="acme",
-        )
         for number in range(1, num_windows + 1):
             version = VersionId(1, number)
             serve_version(self.stores.ledger, version, number=number)
             async with living(self.stores, now_ms=self.now_ms) as intake:
                 await self._serve(intake, number, version)
                 self.now_ms += int(2_000 * HORIZON_S)
-                builder = WindowBuilder(intake.ledger, rules, clock_ms=lambda: self.now_ms)
+                builder = WindowBuilder(intake.ledger, RULES, clock_ms=lambda: self.now_ms)
                 await asyncio.to_thread(builder.run_pass)
             manifest = windows.read_window(self.stores.ledger, number)
             self.policy.train(self.stores.ledger, manifest)

@@ -1,6 +1,7 @@
 """Turn log: what is durable is whole, in order, and stays while the store is away."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,7 +11,7 @@ from etude.common import turn_log
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, FencedError, StoreError
 from etude.common.turn_log import TurnLog, read_turns
-from etude.v1.turns_pb2 import TurnRecord
+from etude.v1.turns_pb2 import TurnRecord, TurnSegment
 
 
 @dataclass(slots=True)
@@ -114,3 +115,65 @@ async def test_another_writer_under_the_same_name_ends_this_one() -> None:
     await write(TurnLog(store, 1 << 20, writer="w"), turn(1))
     with pytest.raises(FencedError, match="another process"):
         await write(TurnLog(store, 1 << 20, writer="w"), turn(2))
+
+
+@dataclass(slots=True)
+class DatedStore(MemoryStore):
+    """Has a clock that is set, and acts before a call."""
+
+    now_s: float = 1_000.0
+    act: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.clock = lambda: self.now_s
+
+    @override
+    def get(self, key: str) -> bytes:
+        self.act()
+        return MemoryStore.get(self, key)
+
+
+async def test_of_each_writer_the_turns_from_before_a_time_are_removed() -> None:
+    store = DatedStore()
+    first, second = TurnLog(store, 1 << 20, writer="a"), TurnLog(store, 1 << 20, writer="b")
+    await write(first, turn(1), turn(2))
+    store.now_s = 2_000.0
+    await write(second, turn(3))
+    assert turn_log.remove_turns(store, before_ms=1_000_000) == 0
+    assert turn_log.read_removed_ms(store) == 0  # nothing was
+    assert turn_log.remove_turns(store, before_ms=1_000_001) == 1
+    assert (numbers(store), turn_log.read_removed_ms(store)) == (["3"], 1_000_001)
+    assert turn_log.remove_turns(store, before_ms=3_000_000) == 1
+    assert [info.key for info in store.list("")] == ["removed-turns/000000003000000"]
+
+
+async def test_an_object_that_an_adjusted_clock_made_older_is_removed_in_its_order() -> None:
+    store = DatedStore()
+    for first, now_s in enumerate((3_000.0, 2_000.0, 4_000.0)):
+        store.now_s = now_s
+        segment = TurnSegment(writer="w", first=first, turns=[turn(first)])
+        store.create(turn_log.segment_key("w", first), turn_log.encode_segment(segment))
+    assert turn_log.remove_turns(store, before_ms=2_500_000) == 0
+    assert numbers(store) == ["0", "1", "2"]
+    assert turn_log.remove_turns(store, before_ms=3_500_000) == 2
+    assert numbers(store) == ["2"]
+
+
+async def test_a_reader_whose_turns_are_removed_meanwhile_goes_on_with_the_next() -> None:
+    store = DatedStore()
+    for first in range(4):
+        store.now_s = 1_000.0 + first
+        segment = TurnSegment(writer="w", first=first, turns=[turn(first)])
+        store.create(turn_log.segment_key("w", first), turn_log.encode_segment(segment))
+    reader = read_turns(store)
+    assert next(reader).turn_id == "0"
+    assert turn_log.remove_turns(store, before_ms=1_002_001) == 3
+    assert [each.turn_id for each in reader] == ["3"]
+
+
+async def test_an_object_that_is_missing_and_was_not_removed_is_reported() -> None:
+    store = DatedStore()
+    await write(TurnLog(store, 1 << 20, writer="w"), turn(1))
+    store.act = lambda: store.delete([turn_log.segment_key("w", 0)])
+    with pytest.raises(CorruptError, match="missing"):
+        numbers(store)

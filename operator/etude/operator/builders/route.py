@@ -232,6 +232,9 @@ class _Builder(NamedTuple):
             "ETUDE_FEEDBACK_OUTCOME_S": str(windows.outcome_seconds),
             "ETUDE_FEEDBACK_WINDOW_TENANT": windows.tenant or "",
         }
+        if feedback.turn_retention_seconds is not None:
+            retention = str(feedback.turn_retention_seconds)
+            variables["ETUDE_FEEDBACK_TURN_RETENTION_S"] = retention
         if feedback.tls_ref is not None:
             variables["ETUDE_FEEDBACK_TLS"] = SERVING_TLS
         if self._is_network_trusted:

@@ -1,14 +1,21 @@
 """Turn log: records of turns, appended by several writers, durable once in the object store.
 
     turns/<writer>/<first:012d>.zst     one TurnSegment, compressed with a checksum
+    removed-turns/<before_ms:015d>      empty: objects from before that time are being removed
 
 Every start of a process is a writer of its own with consecutive objects, each of which is created
 once and exists completely or not at all: no writer ever changes what another one wrote.
+
+A removal is recorded before anything is deleted. Killed anywhere, it leaves no gap to a reader,
+who takes all that is older than the record for removed, and the next removal goes on.
 """
 
 import asyncio
+import contextlib
+import itertools
 import json
 import logging
+import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +24,17 @@ import zstandard
 from blake3 import blake3
 from google.protobuf.message import DecodeError
 
-from etude.common.blobs import MAX_CREATE_BYTES, ExistsError, Store
+from etude.common.blobs import MAX_CREATE_BYTES, ExistsError, MissingError, ObjectInfo, Store
 from etude.common.errors import CorruptError, FencedError, StoreError
 from etude.v1 import turns_pb2
 
 log = logging.getLogger(__name__)
 
 PREFIX = "turns/"
+REMOVED = "removed-turns/"
+_REMOVED_KEY = re.compile(re.escape(REMOVED) + r"([0-9]{15})")
+_DELETE_AT_ONCE = 1_000
+"""Keys of one request."""
 LINGER_S = 0.25
 """Wait for further turns before an object is written: each costs a round trip."""
 RETRY_S = 1.0
@@ -74,21 +85,76 @@ def decode_segment(data: bytes, *, where: str) -> turns_pb2.TurnSegment:
 
 
 def read_turns(store: Store) -> Iterator[turns_pb2.TurnRecord]:
-    """Read all durable turns, those of one writer in their order.
+    """Read all durable turns, those of one writer in their order, but those that are removed.
 
     Raises:
         CorruptError: an object is damaged, or one is missing between two of a writer.
         StoreError: the store does not answer.
     """
     following: dict[str, int] = {}
+    removed_ms = read_removed_ms(store)
     for info in store.list(PREFIX):
-        where = f"{store.url}/{info.key}"
-        segment = decode_segment(store.get(info.key), where=where)
-        expected = following.get(segment.writer, 0)
+        where, writer = f"{store.url}/{info.key}", _name_writer(info)
+        if writer not in following and _is_older(info, removed_ms):
+            continue
+        try:
+            segment = decode_segment(store.get(info.key), where=where)
+        except MissingError as error:
+            removed_ms = read_removed_ms(store)
+            if not _is_older(info, removed_ms):
+                raise CorruptError(str(error)) from error
+            following.pop(writer, None)
+            continue
+        # Of a writer whose first objects are removed the first one left may begin anywhere.
+        expected = following.get(writer, segment.first if removed_ms else 0)
         if segment.first != expected:
             raise CorruptError(f"{where}: turns from {expected} on are missing before it")
-        following[segment.writer] = segment.first + len(segment.turns)
+        following[writer] = segment.first + len(segment.turns)
         yield from segment.turns
+
+
+def read_removed_ms(store: Store) -> int:
+    """Time before which turns are removed, in milliseconds since the epoch; 0 for never.
+
+    To compare with the times of objects by the store's clock.
+    """
+    found = (_REMOVED_KEY.fullmatch(info.key) for info in store.list(REMOVED))
+    return max((int(match[1]) for match in found if match), default=0)
+
+
+def remove_turns(store: Store, *, before_ms: int) -> int:
+    """Remove the objects that were stored before a time; return how many were deleted.
+
+    Safe to repeat, and for several processes at once. Of one writer the first objects go: one that
+    a clock which was set back made look older stays until those before it go. So does one whose
+    store does not tell its time.
+
+    Raises:
+        StoreError: the store did not answer; the next call goes on.
+    """
+    before_ms = max(before_ms, read_removed_ms(store))
+    old = [
+        info.key
+        for _, objects in itertools.groupby(store.list(PREFIX), _name_writer)
+        for info in itertools.takewhile(lambda info: _is_older(info, before_ms), objects)
+    ]
+    if not old:
+        return 0
+    newest = f"{REMOVED}{before_ms:015d}"
+    with contextlib.suppress(ExistsError):
+        store.create(newest, b"")
+    for start in range(0, len(old), _DELETE_AT_ONCE):
+        store.delete(old[start : start + _DELETE_AT_ONCE])
+    store.delete([info.key for info in store.list(REMOVED) if info.key < newest])
+    return len(old)
+
+
+def _name_writer(info: ObjectInfo) -> str:
+    return info.key.removeprefix(PREFIX).partition("/")[0]
+
+
+def _is_older(info: ObjectInfo, before_ms: int) -> bool:
+    return 0 < 1_000 * info.modified_s < before_ms
 
 
 @dataclass(slots=True)

@@ -46,6 +46,10 @@ LATE_EVENTS = Counter(
     "Events that came after the window of their rollout was closed, by kind; they train nothing.",
     ("kind",),
 )
+REMOVED_TURN_OBJECTS = Counter(
+    "etude_feedback_removed_turn_objects_total",
+    "Objects of recorded turns that were removed because of their age.",
+)
 DECISIONS = Counter(
     "etude_feedback_release_decisions_total",
     "Decisions about releases, by action.",

@@ -22,10 +22,12 @@ from etude.feedback.ingest.intake import EventIntake
 from etude.feedback.ingest.publish import FeedbackService
 from etude.feedback.ledger.ledger import FeedbackLedger, open_ledger
 from etude.feedback.ledger.user_keys import LedgerSecret
-from etude.feedback.passes import repeat_passes
+from etude.feedback.passes import LARGEST_SHARE, repeat_passes
+from etude.feedback.release.rules import read_rules
 from etude.feedback.release.server import ReleaseServer
 from etude.feedback.settings import Settings
 from etude.feedback.tables.writer import TableWriter
+from etude.feedback.turn_removal import TurnRemoval, choose_retention_s
 from etude.feedback.windows.builder import WindowBuilder
 
 
@@ -36,6 +38,7 @@ async def serve(settings: Settings) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     keys = ApiKeyFile.load(settings.keys_file)
     secret = LedgerSecret.read(settings.secret_file)
+    retention_s = _choose_retention_s(settings)
     probes = Probes(settings.probe_port, settings.host)
     stop = asyncio.Event()
     with open_listener(settings.host, settings.port) as listener, process.shutdown_signals(stop):
@@ -47,7 +50,7 @@ async def serve(settings: Settings) -> None:
         intake = EventIntake(ledger)
         app = build_application(keys, intake)
         server = HttpServer(http_config(app, tls_folder=settings.tls_folder))
-        tasks = [_end_if_fenced(each) for each in _passes(settings, ledger, stop)]
+        tasks = [_end_if_fenced(each) for each in _passes(settings, ledger, retention_s, stop)]
         if settings.release is not None:
             events = FeedbackService(keys, intake)
             releases = await ReleaseServer.start(settings.release, ledger, keys, events)
@@ -56,12 +59,24 @@ async def serve(settings: Settings) -> None:
         await probes.stop()
 
 
+def _choose_retention_s(settings: Settings) -> int:
+    """Time for which turns are kept, as the rules of releases need it too."""
+    release = settings.release
+    canary_s = read_rules(release.rules_file).canary.max_seconds if release else 0
+    return choose_retention_s(settings.turn_retention_s, settings.windows, canary_s)
+
+
 def _passes(
-    settings: Settings, ledger: FeedbackLedger, stop: asyncio.Event
+    settings: Settings, ledger: FeedbackLedger, retention_s: int, stop: asyncio.Event
 ) -> Iterator[Coroutine[None, None, None]]:
     rules, clock_ms = settings.windows, LedgerClock(0).now_ms
     builder = WindowBuilder(ledger, rules, clock_ms=clock_ms, is_stopping=stop.is_set)
     yield repeat_passes(builder.run_pass, stop, wait_s=rules.pass_interval_s, what="windows")
+    removal = TurnRemoval(ledger, retention_s, clock_ms)
+    wait_s = removal.interval_s
+    yield repeat_passes(
+        removal.run_pass, stop, wait_s=wait_s, what="removal of turns", share=LARGEST_SHARE
+    )
     if settings.tables_s:
         writer = TableWriter(ledger, rules, clock_ms=clock_ms, is_stopping=stop.is_set)
         yield repeat_passes(writer.run_pass, stop, wait_s=settings.tables_s, what="tables")

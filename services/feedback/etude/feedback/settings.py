@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 from etude.common.api.storage import StoreAccess
 from etude.common.settings_fields import parse_count, parse_path, parse_port
 from etude.feedback.release.rules import ReleaseSettings
+from etude.feedback.turn_removal import VARIABLE
 from etude.feedback.windows.settings import (
     MAX_WINDOW_ROLLOUTS,
     WindowRules,
@@ -17,6 +18,7 @@ from etude.feedback.windows.settings import (
 )
 
 _MAX_S = 30 * 86_400
+_MAX_RETENTION_S = 3_650 * 86_400
 T = TypeVar("T")
 
 
@@ -42,6 +44,8 @@ class Settings:
     tls_folder: Path | None
     """Folder with tls.crt and tls.key; plain HTTP without it."""
     windows: WindowRules
+    turn_retention_s: int
+    """Age at which recorded turns are removed; 0: see `choose_retention_s`."""
     tables_s: int
     """Seconds between two updates of the tables; 0: none are written."""
     release: ReleaseSettings | None
@@ -77,6 +81,7 @@ class Settings:
             probe_port=parse_port(env, "ETUDE_PROBE_PORT", 8080),
             tls_folder=parse_path(env, "ETUDE_FEEDBACK_TLS"),
             windows=windows,
+            turn_retention_s=parse_count(env, VARIABLE, 0, low=0, high=_MAX_RETENTION_S),
             tables_s=parse_count(env, "ETUDE_FEEDBACK_TABLES_S", 300, low=0, high=86_400),
             release=_parse_release(env, windows.horizon_s),
         )

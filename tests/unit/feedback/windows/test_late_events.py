@@ -59,7 +59,7 @@ async def test_a_rollout_waits_for_the_end_of_its_task_until_that_is_censored() 
     first, second = (windows.read_window(stores.ledger, number) for number in (1, 2))
     assert {names[each.user] for each in first.rollouts} == {"a", "asked"}
     assert len(second.rollouts) == 2
-    assert audit_windows(stores.ledger, SECRET, uid="test").findings == []
+    assert audit_windows(stores.ledger, SECRET, RULES, uid="test").findings == []
 
 
 @settings(max_examples=20, deadline=None)
@@ -98,7 +98,7 @@ def test_every_event_counts_in_the_window_of_its_rollout_or_in_the_next_one_as_l
     assert [len(each.rollouts) for each in found] == [4] * len(lives)
     expected = [{}, *(Counter(kind for _, kind in events) for events, _ in lives[1:])]
     assert [each.late for each in found] == expected
-    audit = audit_windows(stores.ledger, SECRET, uid="test")
+    audit = audit_windows(stores.ledger, SECRET, RULES, uid="test")
     assert (audit.findings, audit.num_served, audit.num_trained) == (
         [],
         4 * len(lives),

@@ -9,6 +9,7 @@ from tests.support.feedback import events as examples
 from tests.support.feedback.lives import NOW_MS, SECRET, SERVER, Stores, living
 from tests.support.feedback.turns import serve_version, turn, write_turns
 
+from etude.common import turn_log
 from etude.common.blobs import MemoryStore
 from etude.common.feedback import windows
 from etude.common.feedback.windows import WindowExclusion, WindowManifest
@@ -48,7 +49,7 @@ class Route:
         return windows.rollout_key(first.tenant, first.user, first.rollout)
 
     def invariants(self) -> set[str]:
-        audit = audit_windows(self.store, SECRET, uid="test")
+        audit = audit_windows(self.store, SECRET, RULES, uid="test")
         return {finding.invariant for finding in audit.findings}
 
 
@@ -73,7 +74,7 @@ async def route() -> Route:
 
 
 def test_an_honest_route_has_no_findings(route: Route) -> None:
-    audit = audit_windows(route.store, SECRET, uid="test")
+    audit = audit_windows(route.store, SECRET, RULES, uid="test")
     assert audit.findings == []
     assert (audit.num_windows, audit.num_served, audit.num_trained) == (2, 10, 8)
     assert (audit.num_waiting, audit.masked) == (1, {"NoConsent": 1})
@@ -134,3 +135,17 @@ async def test_an_erased_users_object_is_reported_until_it_is_deleted(route: Rou
         assert route.invariants() == {"erasure"}
         WindowBuilder(intake.ledger, RULES).run_pass()
         assert route.invariants() == set()
+
+
+def test_turns_that_are_removed_are_no_damage_and_the_rest_is_still_compared(route: Route) -> None:
+    first = route.manifest(1).opened_ms - RULES.settled_by_ms(0)
+    (key,) = (info.key for info in route.store.list(turn_log.PREFIX))
+    route.store.delete([key])
+    assert route.invariants() == {"served"}
+    route.store.create(f"{turn_log.REMOVED}{first:015d}", b"")  # windows began behind it
+    assert route.invariants() == {"served"}
+    route.store.create(f"{turn_log.REMOVED}{first + 1:015d}", b"")
+    audit = audit_windows(route.store, SECRET, RULES, uid="test")
+    assert audit.findings == []
+    assert (audit.num_served, audit.num_trained, audit.num_removed) == (9, 8, 9)
+    assert (audit.num_waiting, audit.masked.total()) == (0, 1)

@@ -117,7 +117,7 @@ async def test_a_rollout_of_which_every_turn_is_withheld_is_masked_as_one_with_a
         write_turns(stores.ledger, [*turns[:-1], withheld])
         await run(build(intake))
         await run(build(intake))
-        audit = audit_windows(stores.ledger, SECRET, uid="test")
+        audit = audit_windows(stores.ledger, SECRET, RULES, uid="test")
     assert (audit.num_served, audit.num_trained, audit.num_waiting) == (5, 4, 0)
     assert audit.masked == {"HoldsSecret": 1}
     assert audit.findings == []
@@ -138,7 +138,7 @@ async def test_rollouts_of_another_run_with_the_same_version_are_not_trained() -
         ]
         write_turns(stores.ledger, [*turns, unnamed, other, *both])
         await run(build(intake))
-        audit = audit_windows(stores.ledger, SECRET, uid="test")
+        audit = audit_windows(stores.ledger, SECRET, RULES, uid="test")
     manifest = windows.read_window(stores.ledger, 1)
     assert {each.user for each in manifest.rollouts} == {
         SECRET.user_id("acme", user).digest for user in USERS
@@ -199,9 +199,9 @@ async def test_a_branch_of_a_tenant_trains_on_nobody_elses_rollouts() -> None:
     assert {each.rollout: each.reason for each in manifest.exclusions} == {
         each.rollout_id: "OtherTenant" for each in others
     }
-    audit = audit_windows(stores.ledger, SECRET, uid="test", tenant="acme")
+    audit = audit_windows(stores.ledger, SECRET, replace(RULES, tenant="acme"), uid="test")
     assert (audit.findings, audit.num_trained, audit.num_waiting) == ([], 4, 0)
-    audit = audit_windows(stores.ledger, SECRET, uid="test", tenant="other")
+    audit = audit_windows(stores.ledger, SECRET, replace(RULES, tenant="other"), uid="test")
     assert {finding.invariant for finding in audit.findings} == {"tenant"}
 
 

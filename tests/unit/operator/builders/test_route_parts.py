@@ -10,9 +10,11 @@ import pytest
 
 from etude.common.api.kinds import PolicyRoute, RLRun
 from etude.common.api.run.checkpointing import Checkpointing
+from etude.common.errors import UserError
 from etude.common.role_inputs import read_run
 from etude.feedback.release.rules import ReleasePolicy, ReleaseRules, read_rules
 from etude.feedback.settings import Settings as FeedbackSettings
+from etude.feedback.turn_removal import choose_retention_s
 from etude.gateway.settings import Route
 from etude.gateway.settings import Settings as GatewaySettings
 from etude.inference.settings import Settings as EngineSettings
@@ -176,10 +178,19 @@ def test_the_variables_of_the_feedback_service_are_those_that_it_reads(
     body = route_body()
     limits = {"rollouts": 90, "minRollouts": 80, "maxAgeSeconds": 70, "horizonSeconds": 60}
     body["spec"]["feedback"]["windows"] = {**limits, "outcomeSeconds": 500, "tenant": "acme"}
+    needed_s = 10 * 60 + 500 + 70 + 7 * 86_400 + 86_400
+    body["spec"]["feedback"]["turnRetentionSeconds"] = needed_s - 1
+    with pytest.raises(ValueError, match="turnRetentionSeconds"):
+        PolicyRoute.model_validate(body)
+    body["spec"]["feedback"]["turnRetentionSeconds"] = needed_s
     made = children(body, run, platform)
     workload = made["Deployment", "feedback"]
     settings = FeedbackSettings.from_env(variables(workload))
     windows = settings.windows
+    assert settings.turn_retention_s == needed_s
+    assert choose_retention_s(needed_s, windows, 7 * 86_400) == needed_s
+    with pytest.raises(UserError, match=str(needed_s)):
+        choose_retention_s(needed_s - 1, windows, 7 * 86_400)
     assert (windows.num_rollouts, windows.min_rollouts) == (90, 80)
     assert (windows.max_age_s, windows.horizon_s, windows.tenant) == (70, 60, "acme")
     assert windows.outcome_s == 500

@@ -111,6 +111,12 @@ class ObstoreStore(Store):
         yield from sorted(o for o in found if o.key.startswith(prefix) and o.key > after)
 
     @override
+    def list_folders(self, prefix: str) -> Sequence[str]:
+        with translate_errors(self._where(prefix)):
+            found = obstore.list_with_delimiter(self.store, prefix.rstrip("/"))
+        return sorted(name.removeprefix(prefix) for name in found["common_prefixes"])
+
+    @override
     def delete(self, keys: Sequence[str]) -> None:
         wanted = [checked_key(key) for key in keys]
         try:

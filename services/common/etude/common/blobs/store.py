@@ -107,6 +107,15 @@ class Store(Protocol):
         """Objects whose keys start with the prefix and come after a key, sorted by key."""
         ...
 
+    def list_folders(self, prefix: str) -> Sequence[str]:
+        """Parts of keys between a prefix that ends with a slash and the next slash, sorted.
+
+        A bucket and a folder answer without looking at the objects in them. A folder also names
+        those that are empty.
+        """
+        behind = (info.key.removeprefix(prefix) for info in self.list(prefix))
+        return sorted({key.partition("/")[0] for key in behind if "/" in key})
+
     def delete(self, keys: Sequence[str]) -> None:
         """Delete each; a key without object is success."""
         ...

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from datetime import UTC, datetime
 
 from etude.common import process
 from etude.common.stores import open_run_store
@@ -23,7 +24,7 @@ async def audit(settings: Settings) -> None:
     if ledger.findings:
         process.exit_with("etude-feedback", "the ledger is damaged", 1)
     found = await asyncio.to_thread(
-        audit_windows, store, secret, uid=settings.ledger, tenant=settings.windows.tenant
+        audit_windows, store, secret, settings.windows, uid=settings.ledger
     )
     reasons = "".join(f", {number} {reason}" for reason, number in sorted(found.masked.items()))
     sys.stdout.write(
@@ -31,6 +32,12 @@ async def audit(settings: Settings) -> None:
         f" {found.num_trained} trained + {found.num_waiting} waiting"
         f" + {found.masked.total()} masked{reasons}\n"
     )
+    if found.removed_ms:
+        before = datetime.fromtimestamp(found.removed_ms / 1_000, UTC).isoformat(timespec="seconds")
+        sys.stdout.write(
+            f"turns from before {before} are removed: {found.num_removed} rollouts of windows are"
+            " not compared with theirs, and those that waited are not counted\n"
+        )
     for each in found.findings:
         sys.stdout.write(f"{each.invariant}: {each.what}\n")
     if found.findings:

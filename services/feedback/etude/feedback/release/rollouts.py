@@ -34,7 +34,7 @@ class CanaryRollouts:
     def __post_init__(self) -> None:
         self._waiting = WaitingRollouts(self.ledger.secret)
         self._ledger_feed = LedgerFeed(self.ledger)
-        self._turn_feed = TurnFeed(self.ledger.log.store)
+        self._turn_feed = TurnFeed(self.ledger.log.store, self.horizon_s)
 
     def read(self, experiment: str) -> None:
         """Read what is new; rollouts of other experiments are forgotten at some time.

@@ -63,7 +63,8 @@ class _StoredTables:
     def __post_init__(self) -> None:
         store = self.ledger.log.store
         self.waiting = WaitingRollouts(self.ledger.secret)
-        self.feed, self.turns = LedgerFeed(self.ledger), TurnFeed(store)
+        self.feed = LedgerFeed(self.ledger)
+        self.turns = TurnFeed(store, self.rules.horizon_s)
         self.events = TableParts(store, "events", schema.EVENTS)
         self.consents = TableParts(store, "consents", schema.CONSENTS)
         self.windows = TableParts(store, "windows", schema.WINDOWS)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
+from etude.common import turn_log
 from etude.common.blobs import MissingError, Store
 from etude.common.durable_log import LogReader
 from etude.common.errors import CorruptError
@@ -17,6 +18,7 @@ from etude.feedback.ledger.ledger import ledger_source
 from etude.feedback.ledger.user_keys import LedgerSecret, UserId
 from etude.feedback.signals.history import RolloutHistory
 from etude.feedback.windows.feeds import TurnFeed
+from etude.feedback.windows.settings import WindowRules
 from etude.feedback.windows.waiting import WaitingRollouts
 
 _ROUNDING = 1e-5
@@ -48,6 +50,11 @@ class WindowAudit:
 
     num_windows: int = 0
     num_served: int = 0
+    """Rollouts with a turn in the log, or in a window."""
+    num_removed: int = 0
+    """Rollouts of windows whose turns are removed: they are not compared with them."""
+    removed_ms: int = 0
+    """Time before which turns are removed; 0 for never."""
     num_trained: int = 0
     masked: Counter[str] = field(default_factory=Counter)
     """By reason."""
@@ -61,9 +68,12 @@ class WindowAudit:
     def report(self, invariant: str, what: str) -> None:
         self.findings.append(WindowFinding(invariant, what))
 
-    def settle(self, rollout: str, where: str, *, is_served: bool) -> None:
+    def settle(self, rollout: str, where: str, *, is_served: bool, may_be_removed: bool) -> None:
         """Count a rollout that a window trains or masks."""
-        if not is_served:
+        if not is_served and may_be_removed:
+            self.num_removed += 1
+            self.num_served += 1
+        elif not is_served:
             self.report("served", f"{where} names rollout {rollout}, which has no turn")
         if rollout in self._settled:
             self.report("once", f"{where} names rollout {rollout} again")
@@ -78,17 +88,20 @@ class _Evidence:
     served: dict[str, RolloutHistory]
     decisions: dict[UserId, list[UserDecision]]
     last_sequence: int
-    tenant: str
+    rules: WindowRules
 
 
-def audit_windows(store: Store, secret: LedgerSecret, *, uid: str, tenant: str = "") -> WindowAudit:
+def audit_windows(
+    store: Store, secret: LedgerSecret, rules: WindowRules, *, uid: str
+) -> WindowAudit:
     """Audit all windows of a route against its turn log and its ledger; blocks.
 
     Args:
         store: of the route.
         secret: of the ledger, by which turns and events are joined.
+        rules: of the windows: the only tenant whose rollouts may train, and the longest time from
+            a rollout's start to its window, by which it is known whose turns may be removed.
         uid: name of the ledger.
-        tenant: the only one whose rollouts may train; empty for any.
 
     Raises:
         CorruptError: the ledger is damaged: audit that first.
@@ -99,8 +112,10 @@ def audit_windows(store: Store, secret: LedgerSecret, *, uid: str, tenant: str =
     numbers = list(windows.list_windows(store))
     for stored in TurnFeed(store).read():
         waiting.add_turns(stored)
+    # Behind the turns: what was removed while they were read is older than this.
+    audit.removed_ms = turn_log.read_removed_ms(store)
     decisions, last_sequence = _read_decisions(store, uid)
-    evidence = _Evidence(store, waiting.histories, decisions, last_sequence, tenant)
+    evidence = _Evidence(store, waiting.histories, decisions, last_sequence, rules)
     audit.num_served = len(evidence.served)
     for expected, number in enumerate(numbers, 1):
         if number != expected:
@@ -141,14 +156,31 @@ def _check_window(audit: WindowAudit, evidence: _Evidence, manifest: WindowManif
     if manifest.last_sequence > evidence.last_sequence:
         audit.report("consent", f"{where} counts records that the ledger does not have")
     for exclusion in manifest.exclusions:
-        audit.settle(exclusion.rollout, where, is_served=exclusion.rollout in evidence.served)
+        audit.settle(
+            exclusion.rollout,
+            where,
+            is_served=exclusion.rollout in evidence.served,
+            # Of any age: a rollout may have waited for a window until its turns were removed.
+            may_be_removed=audit.removed_ms > 0,
+        )
         audit.masked[exclusion.reason] += 1
     for each in manifest.rollouts:
-        audit.settle(each.rollout, where, is_served=each.rollout in evidence.served)
+        audit.settle(
+            each.rollout,
+            where,
+            is_served=each.rollout in evidence.served,
+            may_be_removed=_may_be_removed(audit, evidence, manifest),
+        )
         audit.num_trained += 1
         _check_origin(audit, evidence, manifest, each)
         _check_consent(audit, evidence, manifest, each)
     _check_caps(audit, manifest)
+
+
+def _may_be_removed(audit: WindowAudit, evidence: _Evidence, manifest: WindowManifest) -> bool:
+    """Return true if a rollout that a window trains began before turns were kept."""
+    started_ms = manifest.opened_ms - evidence.rules.settled_by_ms(0)
+    return audit.removed_ms > max(0, started_ms)
 
 
 def _check_origin(
@@ -160,11 +192,12 @@ def _check_origin(
     where = f"window {manifest.number}, rollout {rollout.rollout}"
     if history.user != UserId(rollout.tenant, rollout.user):
         audit.report("served", f"{where}: its turns are of another user")
-    if evidence.tenant not in {"", rollout.tenant}:
+    if evidence.rules.tenant not in {"", rollout.tenant}:
         audit.report("tenant", f"{where}: it is of tenant {rollout.tenant}")
     # Later turns of a settled rollout are not trained, and may be of another version.
     turns = [turn for turn in history.main_turns if turn.run_uid in {"", manifest.run_uid}]
-    if manifest.policy not in {turn.policy for turn in turns}:
+    is_sampled = manifest.policy in {turn.policy for turn in turns}
+    if not is_sampled and not _may_be_removed(audit, evidence, manifest):
         what = f"{manifest.policy} of run {manifest.run_uid} sampled no turn of it"
         audit.report("version", f"{where}: {what}")
 

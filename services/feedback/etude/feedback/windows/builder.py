@@ -57,7 +57,7 @@ class WindowBuilder:
         self._versions = ServedVersions(self.store)
         self._ledger_feed = LedgerFeed(self.ledger)
         self._monitors = WindowMonitors(self.rules.actions)
-        self._turn_feed = TurnFeed(self.store)
+        self._turn_feed = TurnFeed(self.store, self.rules.horizon_s)
         self._objects = RolloutObjects(self.ledger)
 
     @property

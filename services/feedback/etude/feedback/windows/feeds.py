@@ -1,13 +1,15 @@
 """Feeds of a window builder: what the ledger and the turn log got since the last time."""
 
 import logging
+import math
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from etude.common import turn_log
-from etude.common.blobs import Store
+from etude.common.blobs import MissingError, Store
 from etude.common.durable_log import LogReader
 from etude.common.errors import CorruptError, InvalidFieldError
 from etude.common.feedback.events import AnyEvent, parse_event
@@ -20,7 +22,8 @@ from etude.v1 import feedback_ledger_pb2, turns_pb2
 
 log = logging.getLogger(__name__)
 
-_TURN_KEY = re.compile(re.escape(turn_log.PREFIX) + r"([^/]+)/([0-9]{12})\.zst")
+_LONGEST_DELAY_S = 600.0
+_TURN_KEY = re.compile(re.escape(turn_log.PREFIX) + r"[^/]+/[0-9]{12}\.zst")
 
 
 class EventItem(NamedTuple):
@@ -146,15 +149,32 @@ class StoredTurns(NamedTuple):
 
 
 @dataclass(slots=True)
+class _WriterPlace:
+    """Place up to which the objects of one writer were read."""
+
+    key: str = ""
+    """Of the newest object that was read."""
+    changed_s: float = -math.inf
+    """Time of that object."""
+    listed_s: float = -math.inf
+
+
+@dataclass(slots=True)
 class TurnFeed:
     """Reads the durable turns of a route once; blocks.
 
-    A damaged object is left out and reported: the rollouts that need its turns are incomplete.
+    A damaged object is left out and reported: the rollouts that need its turns are incomplete. So
+    is one that was removed before it was read.
     """
 
     store: Store
-    _newest: dict[str, int] = field(default_factory=dict)
-    """First turn of the newest object that was read, by writer."""
+    horizon_s: float = 0.0
+    """Time in which the signals of a rollout come. A writer that was silent for a sixth of it, or
+    for ten minutes, is listed as seldom, and read as late: most are processes that ended, and each
+    costs a request."""
+    clock_s: Callable[[], float] = time.time
+    """To compare with the store's."""
+    _writers: dict[str, _WriterPlace] = field(default_factory=dict)
 
     def read(self) -> Iterator[StoredTurns]:
         """Read the objects that were created since the last call.
@@ -162,15 +182,28 @@ class TurnFeed:
         Raises:
             StoreError: the store did not answer; what was not read comes with the next call.
         """
-        for info in self.store.list(turn_log.PREFIX):
-            found = _TURN_KEY.fullmatch(info.key)
-            if found is None or int(found[2]) <= self._newest.get(found[1], -1):
+        delay_s = min(_LONGEST_DELAY_S, self.horizon_s / 6)
+        names = self.store.list_folders(turn_log.PREFIX)
+        # A writer without objects left begins anew: what it writes is new.
+        self._writers = {name: self._writers.get(name) or _WriterPlace() for name in names}
+        for name, place in self._writers.items():
+            now_s = self.clock_s()
+            is_active = now_s - place.changed_s < delay_s
+            # Also if the clock was set back.
+            if is_active or not 0 <= now_s - place.listed_s < delay_s:
+                yield from self._read_writer(name, place)
+                place.listed_s = now_s
+
+    def _read_writer(self, name: str, place: _WriterPlace) -> Iterator[StoredTurns]:
+        for info in self.store.list(f"{turn_log.PREFIX}{name}/", after=place.key):
+            if not _TURN_KEY.fullmatch(info.key):
                 continue
+            segment: turns_pb2.TurnSegment | None = None
             try:
                 where = f"{self.store.url}/{info.key}"
                 segment = turn_log.decode_segment(self.store.get(info.key), where=where)
-            except CorruptError as error:
+            except (CorruptError, MissingError) as error:
                 log.warning("turns are left out: %s", error)
-            else:
+            place.key, place.changed_s = info.key, info.modified_s or self.clock_s()
+            if segment is not None:
                 yield StoredTurns(info.key, int(1_000 * info.modified_s), segment)
-            self._newest[found[1]] = int(found[2])

@@ -83,7 +83,9 @@ class RolloutObjects:
             where = f"{self.store.url}/{key}"
             try:
                 segment = turn_log.decode_segment(self.store.get(key), where=where)
-            except (CorruptError, MissingError) as error:
+            except MissingError as error:
+                raise UntrainableError("TurnsRemoved", str(error)) from error
+            except CorruptError as error:
                 raise UntrainableError("IncompleteTurns", str(error)) from error
             self._segments[key] = segment
         self._segments.move_to_end(key)

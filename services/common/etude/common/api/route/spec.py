@@ -124,10 +124,34 @@ class FeedbackService(ServicePods):
     objects and backups: erasure destroys keys. It is reached as the run's storage is."""
     windows: FeedbackWindows = Field(default_factory=FeedbackWindows)
     """Limits at which windows of users' rollouts are closed, to train on."""
+    turn_retention_seconds: Annotated[int, Field(ge=86_400, le=315_360_000)] | None = None
+    """Age at which recorded turns are removed; unless set, 30 days, or as long as they are needed
+    if that is longer. What windows train on stays."""
+
+
+def _is_retention_long_enough(spec: "PolicyRouteSpec") -> bool:
+    kept_s, windows = spec.feedback.turn_retention_seconds, spec.feedback.windows
+    settled_s = 10 * windows.horizon_seconds + windows.outcome_seconds
+    read_s = settled_s + windows.max_age_seconds + spec.canary.max_seconds + 86_400
+    return kept_s is None or kept_s >= read_s
 
 
 class PolicyRouteSpec(Model):
     """A policy that is served, and what is learnt about it."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.feedback.turnRetentionSeconds) || self.feedback.turnRetentionSeconds"
+            " >= 10 * self.feedback.windows.horizonSeconds"
+            " + self.feedback.windows.outcomeSeconds + self.feedback.windows.maxAgeSeconds"
+            " + self.canary.maxSeconds + 86400",
+            holds=_is_retention_long_enough,
+            message="turnRetentionSeconds must be at least 10 horizonSeconds, outcomeSeconds,"
+            " maxAgeSeconds, canary.maxSeconds and a day together",
+            fix="raise turnRetentionSeconds, or leave it out",
+            field_path=".feedback.turnRetentionSeconds",
+        ),
+    )
 
     run_ref: RouteRunRef
     """The run whose versions are served; it may be over. Its storage is the route's, engines have
