@@ -95,13 +95,13 @@ def read_turns(store: Store) -> Iterator[turns_pb2.TurnRecord]:
     removed_ms = read_removed_ms(store)
     for info in store.list(PREFIX):
         where, writer = f"{store.url}/{info.key}", _name_writer(info)
-        if writer not in following and _is_older(info, removed_ms):
+        if writer not in following and is_older(info, removed_ms):
             continue
         try:
             segment = decode_segment(store.get(info.key), where=where)
         except MissingError as error:
             removed_ms = read_removed_ms(store)
-            if not _is_older(info, removed_ms):
+            if not is_older(info, removed_ms):
                 raise CorruptError(str(error)) from error
             following.pop(writer, None)
             continue
@@ -122,10 +122,12 @@ def read_removed_ms(store: Store) -> int:
     return max((int(match[1]) for match in found if match), default=0)
 
 
-def remove_turns(store: Store, *, before_ms: int) -> int:
+def remove_turns(store: Store, *, before_ms: int, others: Sequence[str] = ()) -> int:
     """Remove the objects that were stored before a time; return how many were deleted.
 
-    Safe to repeat, and for several processes at once. Of one writer the first objects go: one that
+    Keys of other objects that were made of turns may go with them, behind the same record.
+
+    Safe to repeat, and for concurrent processes. Of one writer the first objects go: one that
     a clock which was set back made look older stays until those before it go. So does one whose
     store does not tell its time.
 
@@ -133,11 +135,10 @@ def remove_turns(store: Store, *, before_ms: int) -> int:
         StoreError: the store did not answer; the next call goes on.
     """
     before_ms = max(before_ms, read_removed_ms(store))
-    old = [
-        info.key
-        for _, objects in itertools.groupby(store.list(PREFIX), _name_writer)
-        for info in itertools.takewhile(lambda info: _is_older(info, before_ms), objects)
-    ]
+    old = [*others]
+    for _, objects in itertools.groupby(store.list(PREFIX), _name_writer):
+        first_ones = itertools.takewhile(lambda info: is_older(info, before_ms), objects)
+        old += [info.key for info in first_ones]
     if not old:
         return 0
     newest = f"{REMOVED}{before_ms:015d}"
@@ -153,7 +154,8 @@ def _name_writer(info: ObjectInfo) -> str:
     return info.key.removeprefix(PREFIX).partition("/")[0]
 
 
-def _is_older(info: ObjectInfo, before_ms: int) -> bool:
+def is_older(info: ObjectInfo, before_ms: int) -> bool:
+    """Return true if an object was certainly stored before a time."""
     return 0 < 1_000 * info.modified_s < before_ms
 
 

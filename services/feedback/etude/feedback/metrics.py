@@ -48,7 +48,7 @@ LATE_EVENTS = Counter(
 )
 REMOVED_TURN_OBJECTS = Counter(
     "etude_feedback_removed_turn_objects_total",
-    "Objects of recorded turns that were removed because of their age.",
+    "Objects of recorded turns and of windows' rollouts that were removed because of their age.",
 )
 DECISIONS = Counter(
     "etude_feedback_release_decisions_total",

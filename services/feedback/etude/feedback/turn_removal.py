@@ -1,4 +1,4 @@
-"""Removal of recorded turns that are older than the retention of a route."""
+"""Removal of recorded turns, and of what windows train on, at the age that a route keeps them."""
 
 import logging
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from etude.common import turn_log
 from etude.common.errors import Problem, UserError
+from etude.common.feedback import windows
 from etude.feedback import metrics
 from etude.feedback.ledger.ledger import FeedbackLedger
 from etude.feedback.windows.settings import WindowRules
@@ -40,11 +41,15 @@ class TurnRemoval:
             StoreError: the store did not answer; the next pass goes on.
         """
         self.ledger.check_alone()
-        before_ms = self.clock_ms() - 1_000 * self.retention_s
-        number = turn_log.remove_turns(self.ledger.log.store, before_ms=before_ms)
+        before_ms, store = self.clock_ms() - 1_000 * self.retention_s, self.ledger.log.store
+        rollouts = store.list(windows.ROLLOUTS)
+        old = [info.key for info in rollouts if turn_log.is_older(info, before_ms)]
+        number = turn_log.remove_turns(store, before_ms=before_ms, others=old)
         metrics.REMOVED_TURN_OBJECTS.inc(number)
         if number:
-            log.info("removed %d objects of turns from before %d ms", number, before_ms)
+            log.info(
+                "removed %d objects of turns and rollouts from before %d ms", number, before_ms
+            )
 
 
 def choose_retention_s(wanted_s: int, rules: WindowRules, canary_s: int) -> int:

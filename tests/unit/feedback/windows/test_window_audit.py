@@ -19,6 +19,7 @@ from etude.feedback.windows.builder import WindowBuilder
 from etude.feedback.windows.settings import WindowRules
 
 RULES = WindowRules(num_rollouts=4, min_rollouts=2, max_age_s=500, horizon_s=100)
+CLOCKS_MS = 300_000
 USERS = ("a", "b", "c", "d", "e", "f", "g", "h", "i")
 
 
@@ -138,7 +139,7 @@ async def test_an_erased_users_object_is_reported_until_it_is_deleted(route: Rou
 
 
 def test_turns_that_are_removed_are_no_damage_and_the_rest_is_still_compared(route: Route) -> None:
-    first = route.manifest(1).opened_ms - RULES.settled_by_ms(0)
+    first = route.manifest(1).opened_ms - RULES.settled_by_ms(0) - CLOCKS_MS
     (key,) = (info.key for info in route.store.list(turn_log.PREFIX))
     route.store.delete([key])
     assert route.invariants() == {"served"}
@@ -149,3 +150,13 @@ def test_turns_that_are_removed_are_no_damage_and_the_rest_is_still_compared(rou
     assert audit.findings == []
     assert (audit.num_served, audit.num_trained, audit.num_removed) == (9, 8, 9)
     assert (audit.num_waiting, audit.masked.total()) == (0, 1)
+
+
+def test_objects_of_windows_that_are_removed_with_their_turns_are_no_damage(route: Route) -> None:
+    opened_ms = max(route.manifest(number).opened_ms for number in (1, 2))
+    route.store.delete([info.key for info in route.store.list(windows.ROLLOUTS)])
+    assert route.invariants() == {"object"}
+    route.store.create(f"{turn_log.REMOVED}{opened_ms - CLOCKS_MS:015d}", b"")
+    assert route.invariants() == {"object"}
+    route.store.create(f"{turn_log.REMOVED}{opened_ms - CLOCKS_MS + 1:015d}", b"")
+    assert route.invariants() == set()

@@ -21,6 +21,8 @@ from etude.feedback.windows.feeds import TurnFeed
 from etude.feedback.windows.settings import WindowRules
 from etude.feedback.windows.waiting import WaitingRollouts
 
+_CLOCKS_MS = 300_000
+"""Difference between the clocks of the store and of the feedback service."""
 _ROUNDING = 1e-5
 """Of one advantage, in the sums of a user."""
 
@@ -179,7 +181,7 @@ def _check_window(audit: WindowAudit, evidence: _Evidence, manifest: WindowManif
 
 def _may_be_removed(audit: WindowAudit, evidence: _Evidence, manifest: WindowManifest) -> bool:
     """Return true if a rollout that a window trains began before turns were kept."""
-    started_ms = manifest.opened_ms - evidence.rules.settled_by_ms(0)
+    started_ms = manifest.opened_ms - evidence.rules.settled_by_ms(0) - _CLOCKS_MS
     return audit.removed_ms > max(0, started_ms)
 
 
@@ -220,7 +222,9 @@ def _check_consent(
     try:
         data = evidence.store.get(key)
     except MissingError:
-        if not is_erased_since:
+        # It was created once its signals had come.
+        is_kept = audit.removed_ms <= manifest.opened_ms - _CLOCKS_MS
+        if not is_erased_since and is_kept:
             audit.report("object", f"{where}: {key} is missing")
         return
     if is_erased_since:

@@ -125,8 +125,8 @@ class FeedbackService(ServicePods):
     windows: FeedbackWindows = Field(default_factory=FeedbackWindows)
     """Limits at which windows of users' rollouts are closed, to train on."""
     turn_retention_seconds: Annotated[int, Field(ge=86_400, le=315_360_000)] | None = None
-    """Age at which recorded turns are removed; unless set, 30 days, or as long as they are needed
-    if that is longer. What windows train on stays."""
+    """Age at which recorded turns are removed, and the rollouts that windows train on; unless set,
+    30 days, or as long as they are needed if that is longer."""
 
 
 def _is_retention_long_enough(spec: "PolicyRouteSpec") -> bool:
