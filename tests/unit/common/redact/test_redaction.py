@@ -1,6 +1,7 @@
 """Redaction: planted secrets are gone, plain code stays, and hostile texts cost little."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 from tests.support.feedback.planted_secrets import FORMATS, is_left, plant
 
-from etude.common.redact.redactor import Redactor
+from etude.common.redact.redactor import RULES, Redactor, find_secrets
+from etude.common.redact.rule import RuleGroup
 
 ROOT = Path(__file__).parents[4]
 REDACTOR = Redactor(bytes(32))
@@ -27,6 +29,19 @@ def test_planted_secrets_of_twenty_one_formats_are_gone() -> None:
     )
     assert len(FORMATS) == 21
     assert left.total() <= 5, left
+
+
+@pytest.mark.parametrize("case", [str, str.upper])
+def test_no_search_for_keywords_skips_what_a_rule_finds(case: Callable[[str], str]) -> None:
+    everywhere = [
+        RuleGroup(tuple(rule._replace(keywords=()) for rule in group.rules)) for group in RULES
+    ]
+    for planted in plant(1_000, seed=20):
+        data = case(planted.text).encode()
+        found, expected = find_secrets(data), find_secrets(data, everywhere)
+        assert [(*each[:2], each.rule.name) for each in found] == [
+            (*each[:2], each.rule.name) for each in expected
+        ]
 
 
 def test_at_most_one_line_of_plain_code_in_a_hundred_is_touched() -> None:

@@ -2,7 +2,7 @@
 
 from etude.common.redact import checks
 from etude.common.redact.patterns import compile_pattern
-from etude.common.redact.rule import Rule, RuleGroup
+from etude.common.redact.rule import Rule, skip_together
 
 _NAME = (
     r"(?:password|passwd|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key"
@@ -11,7 +11,16 @@ _NAME = (
 _REST = r"[^\s\"'`#,;(){}\[\]<>$]"
 """What a value without quotes is made of."""
 _KEY_WORDS = (b"_key", b"-key", b"ikey", b"skey", b"ekey", b"hkey", b"tkey", b"gkey", b"nkey")
-_NAME_WORDS = (b"passw", b"passphrase", b"secret", b"token", b"credential", *_KEY_WORDS)
+_VARIABLE_WORDS = (
+    b"pass",
+    b"pwd",
+    b"secret",
+    b"token",
+    b"credential",
+    b"auth",
+    b"aws",
+    *_KEY_WORDS,
+)
 _VARIABLE = (
     r"[A-Z0-9_]*(?:PASSWORD|PASSWD|PASSPHRASE|PASS|PWD|SECRET|TOKEN|API_?KEY|ACCESS_?KEY"
     r"|PRIVATE_?KEY|SECRET_?KEY|CREDENTIALS?|AUTH)[A-Z0-9_]*"
@@ -20,7 +29,7 @@ _ASSIGN = r"(?:\\?[\"'\]]){0,2}\s{0,10}(?:=|:=|=>|:)\s{0,10}[a-z]{0,2}\\?[\"'`]"
 """Between a name and its quoted value, also in text of JSON that is quoted itself."""
 _PRIVATE_KEY = r"[ A-Z0-9]*PRIVATE KEY(?: BLOCK)?-----"
 
-CREDENTIALS = RuleGroup(
+CREDENTIALS = skip_together(
     (
         Rule(
             "private-key",
@@ -93,15 +102,11 @@ CREDENTIALS = RuleGroup(
             (b"accountkey=", b"sharedaccesskey="),
             compile_pattern(r"(?i)(?:AccountKey|SharedAccessKey)=([A-Za-z0-9+/]{40,}={0,2})"),
         ),
-        Rule(
-            "aws-secret-key",
-            (b"aws", b"secret"),
-            compile_pattern(
-                r"(?i)(?:aws|secret)[a-z0-9_. -]{0,30}\\?[\"']?\s{0,5}(?:=|:|=>)\s{0,5}\\?[\"']?"
-                r"([A-Za-z0-9/+]{40})(?:[^A-Za-z0-9/+=]|$)"
-            ),
-            checks.is_random,
-        ),
+    )
+)
+
+PASSWORDS = skip_together(
+    (
         Rule(
             "quoted-password",
             (b"passw", b"passphrase", b"pwd"),
@@ -120,8 +125,37 @@ CREDENTIALS = RuleGroup(
             checks.is_plain_password,
         ),
         Rule(
+            "connection-string",
+            (b"password=", b"pwd="),
+            compile_pattern(r"(?i)[;?&](?:password|pwd)=([^;&\s\"'`<>]{4,})"),
+            checks.is_literal,
+        ),
+        Rule(
+            "flag",
+            (b"--passw", b"--passphrase", b"--token", b"--secret", b"--api-key", b"--access-key"),
+            compile_pattern(
+                r"(?i)\s--(?:password|passwd|passphrase|token|secret|api-key|access-key)[= ][\"']?"
+                r"([^\s\"'`$<>{}()\[\]]{6,})"
+            ),
+            checks.is_password,
+        ),
+    )
+)
+
+NAMED_VALUES = skip_together(
+    (
+        Rule(
+            "aws-secret-key",
+            (b"aws", b"secret"),
+            compile_pattern(
+                r"(?i)(?:aws|secret)[a-z0-9_. -]{0,30}\\?[\"']?\s{0,5}(?:=|:|=>)\s{0,5}\\?[\"']?"
+                r"([A-Za-z0-9/+]{40})(?:[^A-Za-z0-9/+=]|$)"
+            ),
+            checks.is_random,
+        ),
+        Rule(
             "quoted-secret",
-            _NAME_WORDS,
+            _VARIABLE_WORDS,
             compile_pattern(
                 rf"(?i){_NAME}(?:[_-]?(?:value|base|id|[0-9])){{0,2}}{_ASSIGN}([^\"'`\\\s]{{8,}})"
                 r"\\?[\"'`]"
@@ -130,7 +164,7 @@ CREDENTIALS = RuleGroup(
         ),
         Rule(
             "environment",
-            (*_NAME_WORDS, b"pass", b"pwd", b"auth"),
+            _VARIABLE_WORDS,
             compile_pattern(
                 rf"(?m)(?:^|[\s;\"'`+>-])(?:export |set |ENV )?{_VARIABLE}=[\"']?([^\s\"'`]{{5,}})"
             ),
@@ -138,26 +172,11 @@ CREDENTIALS = RuleGroup(
         ),
         Rule(
             "yaml-secret",
-            _NAME_WORDS,
+            _VARIABLE_WORDS,
             compile_pattern(
                 rf"(?im)^[ \t+>-]*[\w.-]*{_NAME}[ \t]{{0,3}}[:=][ \t]*({_REST}{{6,}})[ \t]*$"
             ),
             checks.is_random,
-        ),
-        Rule(
-            "connection-string",
-            (b"password=", b"pwd="),
-            compile_pattern(r"(?i)[;?&](?:password|pwd)=([^;&\s\"'`<>]{4,})"),
-            checks.is_literal,
-        ),
-        Rule(
-            "flag",
-            (b"--pass", b"--token", b"--secret", b"--api-key", b"--access-key"),
-            compile_pattern(
-                r"(?i)\s--(?:password|passwd|passphrase|token|secret|api-key|access-key)[= ][\"']?"
-                r"([^\s\"'`$<>{}()\[\]]{6,})"
-            ),
-            checks.is_password,
         ),
     )
 )

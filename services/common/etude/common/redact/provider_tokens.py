@@ -4,8 +4,8 @@ The prefixes are those that the providers document for scanners of secrets.
 """
 
 from etude.common.redact import checks
-from etude.common.redact.patterns import compile_pattern, compile_words
-from etude.common.redact.rule import Rule, RuleGroup
+from etude.common.redact.patterns import compile_pattern
+from etude.common.redact.rule import Rule, skip_together
 
 _TOKENS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("aws-access-key", r"(?:AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{16}\b", ("akia", "asia", "abia", "acca")),
@@ -56,8 +56,4 @@ _RULES = (
     Rule("sk-key", (b"sk-",), compile_pattern(r"\bsk-[A-Za-z0-9_-]{20,}"), checks.is_random),
 )
 
-PROVIDER_TOKENS = RuleGroup(
-    _RULES,
-    # One pass over a text instead of one for each of the many keywords, most of which are rare.
-    compile_words([word for rule in _RULES for word in rule.keywords]),
-)
+PROVIDER_TOKENS = skip_together(_RULES)

@@ -8,12 +8,19 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from etude.common.redact.credentials import CREDENTIALS
+from etude.common.redact.credentials import CREDENTIALS, NAMED_VALUES, PASSWORDS
 from etude.common.redact.personal_data import PERSONAL_DATA, PERSONAL_NUMBERS
 from etude.common.redact.provider_tokens import PROVIDER_TOKENS
 from etude.common.redact.rule import Rule, RuleGroup
 
-RULES = (PROVIDER_TOKENS, CREDENTIALS, PERSONAL_DATA, PERSONAL_NUMBERS)
+RULES = (
+    PROVIDER_TOKENS,
+    CREDENTIALS,
+    PASSWORDS,
+    NAMED_VALUES,
+    PERSONAL_DATA,
+    PERSONAL_NUMBERS,
+)
 
 MIN_BYTES = 5
 """No rule finds anything in a shorter text."""
