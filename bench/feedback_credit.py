@@ -4,9 +4,11 @@ python bench/feedback_credit.py [--edits N] [--seeds N]
 
 Persistence: edits of which 30 % are not looked at up to the horizon, estimated with and without
 weights for what was not seen; then with users who leave because of a bad edit, whose bias no weight
-removes. Poisoning: 10 of 400 users praise one direction of the policy as much as they can; their
-part of the window's absolute advantages, and of the gradient of a linear policy.
-Exits with 1 if an estimate is more than 0.01 off, or if the users move more than their cap.
+removes. Poisoning: 10 of 400 users praise one direction of the policy as much as they can. Their
+part of the window's absolute advantages is at most their cap; the gradient of a linear policy is
+displaced by that part of the distance to their direction, and by what they shift in the others'.
+Exits with 1 if an estimate is more than 0.01 off, if the users' part is above their cap, or if the
+shift is above a hundredth of it.
 
 Examples:
   make bench-credit
@@ -26,8 +28,8 @@ from tests.support import figures
 from tests.support.feedback.credit_simulation import simulate_persistence, simulate_poisoning
 
 LARGEST_ERROR = 0.01
-SHIFTS = 1.05
-"""Room of the gradient over the cap: the means and spreads of other users shift a little too."""
+LARGEST_SHIFT = 0.01
+"""Change of the others' part of the gradient, as a part of the cap."""
 
 
 def measure_persistence(num_edits: int, seeds: int) -> dict[str, float]:
@@ -52,9 +54,10 @@ def measure_persistence(num_edits: int, seeds: int) -> dict[str, float]:
 def measure_poisoning(seeds: int) -> dict[str, float]:
     """Parts of colluding users, the largest over the seeds."""
     table = Table(
-        "rollouts each", "of advantages", "of gradient", "cap", "gradient without weights"
+        "rollouts each", "of advantages", "cap", "displacement", "shift", "without weights"
     )
-    found = {"colluding_weight": 0.0, "colluding_displacement": 0.0, "excess": -1.0}
+    found = dict.fromkeys(("colluding_weight", "colluding_displacement", "colluding_shift"), 0.0)
+    found["excess"] = -1.0
     for rollouts_each in (1, 5, 100):
         runs = [
             simulate_poisoning(
@@ -65,11 +68,12 @@ def measure_poisoning(seeds: int) -> dict[str, float]:
         for run in runs:
             found["colluding_weight"] = max(found["colluding_weight"], run.weight)
             found["colluding_displacement"] = max(found["colluding_displacement"], run.displacement)
-            excess = max(run.weight - run.cap, run.displacement - SHIFTS * run.cap)
+            found["colluding_shift"] = max(found["colluding_shift"], run.shift)
+            excess = max(run.weight - run.cap, run.shift - LARGEST_SHIFT * run.cap)
             found["excess"] = max(found["excess"], excess)
         first = runs[0]
-        values = (first.weight, first.displacement, first.cap, first.uncapped)
-        table.add_row(str(rollouts_each), *(f"{value:.1%}" for value in values))
+        values = (first.weight, first.cap, first.displacement, first.shift, first.uncapped)
+        table.add_row(str(rollouts_each), *(f"{value:.2%}" for value in values))
     Console().print(table)
     return {name: round(value, 4) for name, value in found.items()}
 

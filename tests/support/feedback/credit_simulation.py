@@ -105,14 +105,22 @@ def _turn() -> ServedTurn:
 
 
 class Poisoning(NamedTuple):
-    """Part of a window's update that colluding users have."""
+    """Part of a window's update that colluding users have.
+
+    Per absolute advantage, the gradient g is a mixture: g = (1 - weight) * others + weight * d for
+    the direction d that they push. From the gradient g0 of a window without them it is
+    displaced by g - g0 = weight * (d - others) + (others - g0).
+    """
 
     num_users: int
     weight: float
     """Share of the absolute advantages."""
     displacement: float
-    """Change of a linear gradient, per absolute advantage, in the direction that they push. Beside
-    their own part it has what shifted means and spreads change in the others' part."""
+    """|g - g0| of a linear policy in the direction d."""
+    distance: float
+    """|d - others| in that direction: 1 if the others are indifferent to it."""
+    shift: float
+    """|others - g0|: what other means and spreads change in the part of the others."""
     uncapped: float
     """The same displacement without weights of users."""
     cap: float
@@ -141,15 +149,19 @@ def simulate_poisoning(
     with_all = _advantages(users, values)
     without = _advantages(users[: len(honest)], values[: len(honest)])
     total = np.abs(with_all).sum()
-    gradient = with_all @ features / total
-    honest_gradient = without @ features[: len(honest)] / np.abs(without).sum()
+    gradient = (with_all @ features / total)[0]
+    own = with_all[: len(honest)]
+    others = (own @ features[: len(honest)] / np.abs(own).sum())[0]
+    alone = (without @ features[: len(honest)] / np.abs(without).sum())[0]
     masses = _user_masses(users, with_all)
     share = min(USER_SHARE, MEDIAN_USERS * float(np.median(masses)) / total)
     raw = np.concatenate([without, np.full(len(colluding), 3.0)])
     return Poisoning(
         num_users=num_colluding,
         weight=float(np.abs(with_all[len(honest) :]).sum() / total),
-        displacement=float(abs((gradient - honest_gradient) @ direction)),
+        displacement=float(abs(gradient - alone)),
+        distance=float(abs(1 - others)),
+        shift=float(abs(others - alone)),
         uncapped=float(3.0 * len(colluding) / np.abs(raw).sum()),
         cap=num_colluding * share,
     )
