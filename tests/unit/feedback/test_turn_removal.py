@@ -26,6 +26,7 @@ async def test_turns_and_what_windows_train_on_go_at_their_age_and_the_rest_stay
     stores = Stores()
     stores.ledger.clock = lambda: now_ms / 1_000
     serve_version(stores.ledger)
+    stores.ledger.put("rollouts/000012/train.jsonl", b"")  # a row of the run, whose store it is
     async with living(stores) as intake:
         for user in "abc":
             await intake.take([examples.encoded("shown", id=user, user=user)], SERVER)
@@ -43,7 +44,10 @@ async def test_turns_and_what_windows_train_on_go_at_their_age_and_the_rest_stay
         assert prefixes(stores.ledger) == before - {"turns"} | {"removed-turns"}
         now_ms = SETTLED_MS + 1_000 * RETENTION_S + 1
         removal.run_pass()
-        assert prefixes(stores.ledger) == before - {"turns", "rollouts"} | {"removed-turns"}
+        assert prefixes(stores.ledger) == before - {"turns"} | {"removed-turns"}
+        assert [key for key in stores.ledger.objects if key.startswith("rollouts/")] == [
+            "rollouts/000012/train.jsonl"
+        ]
     audit = audit_windows(stores.ledger, SECRET, RULES, uid="test")
     assert audit.findings == []
     assert (audit.num_trained, audit.masked, audit.num_removed) == (3, {"NoConsent": 1}, 4)

@@ -42,7 +42,7 @@ class TurnRemoval:
         """
         self.ledger.check_alone()
         before_ms, store = self.clock_ms() - 1_000 * self.retention_s, self.ledger.log.store
-        rollouts = store.list(windows.ROLLOUTS)
+        rollouts = windows.list_rollouts(store)
         old = [info.key for info in rollouts if turn_log.is_older(info, before_ms)]
         number = turn_log.remove_turns(store, before_ms=before_ms, others=old)
         metrics.REMOVED_TURN_OBJECTS.inc(number)

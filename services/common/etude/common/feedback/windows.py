@@ -16,7 +16,7 @@ from blake3 import blake3
 from google.protobuf.message import DecodeError
 from pydantic import BaseModel, Field
 
-from etude.common.blobs import MissingError, Store
+from etude.common.blobs import MissingError, ObjectInfo, Store
 from etude.common.errors import CorruptError
 from etude.common.weights import VersionId
 from etude.common.weights.protocol import records
@@ -30,6 +30,7 @@ MAX_ROLLOUTS = 20_000
 MAX_ROLLOUT_BYTES = 64 << 20
 """Of one rollout before compression: a million tokens have 9 MB."""
 _KEY = re.compile(re.escape(WINDOWS) + r"([0-9]{12})\.json")
+_ROLLOUT_KEY = re.compile(re.escape(ROLLOUTS) + r"(?:-|[0-9a-f]+)/[0-9a-f]{32}/[0-9a-f]{32}\.zst")
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Pseudonym = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -138,6 +139,15 @@ def rollout_prefix(tenant: str, user: str) -> str:
 def rollout_key(tenant: str, user: str, rollout: str) -> str:
     """Key of a stored rollout."""
     return f"{rollout_prefix(tenant, user)}{rollout}.zst"
+
+
+def list_rollouts(store: Store) -> Iterator[ObjectInfo]:
+    """List all stored rollouts of users, not the rows that a run writes beside them.
+
+    Raises:
+        StoreError: the store did not answer.
+    """
+    return (info for info in store.list(ROLLOUTS) if _ROLLOUT_KEY.fullmatch(info.key))
 
 
 def encode_rollout(rollout: rollout_pb2.Rollout) -> bytes:
