@@ -93,7 +93,10 @@ POOL = {
     },
     "health.crashLoopThreshold": "etude.envserver.drivers.selection health",
     "slot.cpu": f"{OPERATOR}.builders.pool",
-    "slot.memoryMib": "etude.envserver.drivers.selection slot",
+    **{
+        f"slot.{name}": "etude.envserver.drivers.selection slot"
+        for name in ("memoryMib", "processes", "openFiles", "fileMib", "temporaryMib")
+    },
     "snapshotsUri": f"{NODE}.server spec",
     "search.backend": f"{NODE}.workspace_sources",
     "search.models": f"{NODE}.workspace_sources",

@@ -11,6 +11,7 @@ from etude.envserver.drivers.folder_driver import FolderCommand
 from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.isolation import sandbox_layout
 from etude.envserver.isolation.output import HEAD_BYTES, TAIL_BYTES
+from etude.envserver.isolation.sandbox_layout import CommandLimits
 
 MakeWorkspace = Callable[..., Path]
 
@@ -152,6 +153,32 @@ async def test_private_folders_are_small(
     sizes = [int(line) for line in outcome.output.splitlines() if line.isdigit()]
     full = sandbox_layout.TEMPORARY_BYTES
     assert sizes == [full, full // 4, full // 4, sandbox_layout.FILE_BYTES]
+
+
+async def test_the_limits_of_a_slot_hold_for_commands_and_programs(
+    driver: ProcessDriver, make_workspace: MakeWorkspace
+) -> None:
+    mib = 1 << 20
+    driver.limits = CommandLimits(
+        memory_bytes=2048 * mib,
+        address_bytes=8192 * mib,
+        processes=100,
+        open_files=700,
+        file_bytes=5 * mib,
+        temporary_bytes=40 * mib,
+    )
+    code = (
+        "import os, resource as r\n"
+        "for name in ('AS', 'NPROC', 'NOFILE', 'FSIZE'):\n"
+        "    print(r.getrlimit(getattr(r, 'RLIMIT_' + name))[1])\n"
+        "found = os.statvfs('/tmp')\nprint(found.f_blocks * found.f_frsize)\n"
+    )
+    workspace = make_workspace(driver, "a", {"show.py": code.encode()})
+
+    outcome = await run(driver, workspace, "sh -c 'python3 show.py'")
+
+    shown = [int(line) for line in outcome.output.split()]
+    assert shown == [8192 * mib, 100, 700, 5 * mib, 40 * mib]
 
 
 async def test_a_process_left_behind_ends_with_its_command(

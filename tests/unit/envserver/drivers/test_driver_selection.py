@@ -11,11 +11,13 @@ from etude.common.api.pool.spec import EnvPoolSpec
 from etude.envserver.drivers import selection
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.gvisor import runsc
+from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.drivers.selection import DriverFolders, select_driver
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.firecracker import compatibility
 from etude.envserver.drivers.vm.qemu.command_line import QemuConfig
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
+from etude.envserver.isolation.sandbox_layout import CommandLimits
 
 
 @pytest.fixture
@@ -94,18 +96,40 @@ async def test_a_named_driver_is_that_driver_or_an_error(place: DriverFolders) -
     assert (await refused(pool, place)).problem.where == "spec.isolation.driver"
 
 
-@pytest.mark.parametrize(
-    ("template", "fields", "where"),
-    [
-        ({"image": "python"}, {}, "spec.templates[0].image"),
-        ({}, {"slot": {"memoryMib": 512}}, "spec.slot.memoryMib"),
-    ],
-)
-async def test_processes_refuse_what_they_cannot_honour(
-    place: DriverFolders, template: dict[str, Any], fields: dict[str, Any], where: str
+async def test_processes_refuse_images(place: DriverFolders) -> None:
+    pool = spec({"image": "python"}, isolation={"driver": "Process"})
+    assert (await refused(pool, place)).problem.where == "spec.templates[0].image"
+
+
+async def test_a_slot_sets_the_limits_of_processes_and_leaves_the_others(
+    place: DriverFolders,
 ) -> None:
-    pool = spec(template, isolation={"driver": "Process"}, **fields)
-    assert (await refused(pool, place)).problem.where == where
+    slot = {"memoryMib": 2048, "processes": 500, "fileMib": 300, "temporaryMib": 1000}
+    found = await select_driver(spec(isolation={"driver": "Process"}, slot=slot), place)
+    assert isinstance(found, ProcessDriver)
+    assert found.limits == CommandLimits(
+        memory_bytes=2 << 30,
+        address_bytes=32 << 30,
+        processes=500,
+        open_files=CommandLimits().open_files,
+        file_bytes=300 << 20,
+        temporary_bytes=1000 << 20,
+    )
+    plain = await select_driver(spec(isolation={"driver": "Process"}), place)
+    assert isinstance(plain, ProcessDriver)
+    assert plain.limits == CommandLimits()
+
+
+@pytest.mark.parametrize("name", ["processes", "openFiles", "fileMib", "temporaryMib"])
+async def test_guests_refuse_limits_that_they_do_not_set(
+    place: DriverFolders, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    async def machines(_spec: EnvPoolSpec, _place: DriverFolders) -> QemuDriver:
+        return QemuDriver(scratch=place.scratch, images={}, machine=QemuConfig(tsc_khz=1))
+
+    monkeypatch.setitem(vars(selection), "_qemu", machines)
+    pool = spec(isolation={"driver": "QemuMicroVM"}, slot={name: 100})
+    assert (await refused(pool, place)).problem.where == f"spec.slot.{name}"
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
+from pydantic.alias_generators import to_camel
+
 from etude.common.api.pool.network import EgressPolicy
-from etude.common.api.pool.spec import DriverName, EnvPoolSpec, IsolationLevel, Template
+from etude.common.api.pool.spec import DriverName, EnvPoolSpec, IsolationLevel, Slot, Template
 from etude.common.api.storage import StoreAccess
 from etude.common.errors import CorruptError, StoreError
 from etude.common.stores import open_source
@@ -31,10 +33,12 @@ if TYPE_CHECKING:
     from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
     from etude.envserver.drivers.vm.qemu.driver import QemuDriver
     from etude.envserver.egress.environment_egress import PoolEgress
+    from etude.envserver.isolation.sandbox_layout import CommandLimits
 
 log = logging.getLogger(__name__)
 
 DEFAULT_MEMORY_MIB = 256
+_ADDRESS_TIMES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,8 @@ async def select_driver(spec: EnvPoolSpec, place: DriverFolders) -> Driver:
         DriverUnavailableError: this machine cannot meet the pool's requirements.
     """
     driver = await _select(spec, place)
+    if driver.name != "process":
+        _refuse_process_limits(spec)
     threshold = spec.health.crash_loop_threshold
     if threshold is None:
         return driver
@@ -160,10 +166,9 @@ def _process(spec: EnvPoolSpec, place: DriverFolders) -> "ProcessDriver":
     fields = [
         f"spec.templates[{index}].image" for index, each in enumerate(spec.templates) if each.image
     ]
-    fields += ["spec.slot.memoryMib"] if spec.slot.memory_mib is not None else []
     if fields:
         raise DriverUnavailableError(
-            "driver Process knows no images and has a fixed limit of memory",
+            "driver Process knows no images",
             where=fields[0],
             fix="remove the field, or set spec.isolation.driver to QemuMicroVM",
         )
@@ -173,7 +178,38 @@ def _process(spec: EnvPoolSpec, place: DriverFolders) -> "ProcessDriver":
 def _processes(spec: EnvPoolSpec, place: DriverFolders) -> "ProcessDriver":
     from etude.envserver.drivers.process.driver import ProcessDriver
 
-    return ProcessDriver(place.scratch, egress=_egress(spec, place))
+    limits = _command_limits(spec.slot)
+    return ProcessDriver(place.scratch, egress=_egress(spec, place), limits=limits)
+
+
+def _command_limits(slot: Slot) -> "CommandLimits":
+    from etude.envserver.isolation.sandbox_layout import MIB, CommandLimits
+
+    named = {
+        "memory_bytes": slot.memory_mib and slot.memory_mib * MIB,
+        # Runtimes with their own heap reserve many times what they use.
+        "address_bytes": slot.memory_mib and slot.memory_mib * MIB * _ADDRESS_TIMES,
+        "processes": slot.processes,
+        "open_files": slot.open_files,
+        "file_bytes": slot.file_mib and slot.file_mib * MIB,
+        "temporary_bytes": slot.temporary_mib and slot.temporary_mib * MIB,
+    }
+    return CommandLimits(**{name: value for name, value in named.items() if value is not None})
+
+
+def _refuse_process_limits(spec: EnvPoolSpec) -> None:
+    """Refuse limits of commands that only driver Process sets.
+
+    Raises:
+        DriverUnavailableError: the pool sets one.
+    """
+    for name in ("processes", "open_files", "file_mib", "temporary_mib"):
+        if getattr(spec.slot, name) is not None:
+            raise DriverUnavailableError(
+                "only driver Process sets this limit; guests have fixed ones",
+                where=f"spec.slot.{to_camel(name)}",
+                fix="remove the field, or set spec.isolation.driver to Process",
+            )
 
 
 async def _qemu(spec: EnvPoolSpec, place: DriverFolders) -> "QemuDriver":

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 WORKSPACE, TESTS, LOGS = "/workspace", "/tests", "/logs"
 PRIVATE = "/.etude"
@@ -89,6 +89,24 @@ class SandboxPaths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommandLimits:
+    """Limits of one command and all its processes."""
+
+    memory_bytes: int = MEMORY_BYTES
+    """Resident memory of the processes together."""
+    address_bytes: int = MEMORY_BYTES
+    """Address space of each process."""
+    processes: int = PROCESSES
+    """Processes and threads."""
+    open_files: int = OPEN_FILES
+    """Of each process."""
+    file_bytes: int = FILE_BYTES
+    """Of one file."""
+    temporary_bytes: int = TEMPORARY_BYTES
+    """Size of /tmp; /logs and /dev/shm get a quarter each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxJob:
     """One command."""
 
@@ -115,10 +133,16 @@ class SandboxJob:
     """Whether other processes of the lease share its network."""
     has_egress: bool = False
     """Whether the host's egress proxy listens in its network."""
+    limits: CommandLimits = field(default_factory=CommandLimits)
 
     @property
     def lease(self) -> str:
         return self.workspace.partition("/")[0]
+
+
+def decode_job(message: Mapping[str, Any]) -> SandboxJob:
+    """The job in a message of the driver."""
+    return SandboxJob(**{**message, "limits": CommandLimits(**message["limits"])})
 
 
 class _IdRange(NamedTuple):

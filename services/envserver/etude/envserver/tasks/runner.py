@@ -4,10 +4,19 @@ import argparse
 import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.common.api.pool.spec import DriverName, EnvPoolSpec, Isolation, IsolationLevel, Template
+from pydantic import ValidationError
+
+from etude.common.api.pool.spec import (
+    DriverName,
+    EnvPoolSpec,
+    Isolation,
+    IsolationLevel,
+    Slot,
+    Template,
+)
 from etude.common.errors import EtudeError, Problem, UserError
 from etude.common.harbor import task as harbor_task
 from etude.common.harbor.task import HarborTask
@@ -30,6 +39,8 @@ class RunnerChoice:
     driver: DriverName = DriverName.PROCESS
     image: str = ""
     """Image for tasks that name none, with microVMs."""
+    slot: Slot = field(default_factory=Slot)
+    """Resources of each sandbox, as a pool has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +101,7 @@ async def open_runner(
     spec = EnvPoolSpec(
         templates=tuple(Template(name=n, image=image or None) for image, n in templates.items()),
         isolation=Isolation(minimum=IsolationLevel.PROCESS, driver=choice.driver),
+        slot=choice.slot,
     )
     with tempfile.TemporaryDirectory(prefix="etude-tasks-") as folder:
         scratch = Path(folder)
@@ -137,6 +149,7 @@ def make_parser(program: str, *, takes_tasks: bool = True) -> argparse.ArgumentP
         parser.add_argument("--json", action="store_true", help="one JSON object per task")
     parser.add_argument("--driver", choices=sorted(_NAMES), default="process")
     parser.add_argument("--image", default="", help="booted for tasks that name none")
+    parser.add_argument("--slot", default="", help="fields of a pool's slot, as processes=512,…")
     return parser
 
 
@@ -150,4 +163,20 @@ def parse_choice(given: argparse.Namespace) -> RunnerChoice:
     if given.image and driver is DriverName.PROCESS:
         fix = "add --driver qemu-microvm"
         raise UserError(Problem("Usage", "is for microVMs only", "--image", fix))
-    return RunnerChoice(driver=driver, image=given.image)
+    return RunnerChoice(driver=driver, image=given.image, slot=_parse_slot(given.slot))
+
+
+def _parse_slot(text: str) -> Slot:
+    """The slot in `memoryMib=4096,processes=512`.
+
+    Raises:
+        option_error: it names no field of a slot, or a value that it does not take.
+    """
+    pairs = [part.partition("=") for part in text.split(",") if part]
+    try:
+        return Slot.model_validate({name.strip(): value.strip() for name, _, value in pairs})
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        fix = "give fields of a pool's slot, as memoryMib=4096,processes=512"
+        raise exit_codes.option_error("--slot", what, fix) from error

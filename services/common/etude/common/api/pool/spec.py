@@ -118,8 +118,18 @@ class Slot(Model):
     """CPU that a host's pod requests for each of its slots, a Kubernetes quantity; it requests
     none unless set. Environments rest between calls, so a slot needs a fraction of one."""
     memory_mib: Annotated[int, Field(ge=64, le=65_536)] | None = None
-    """Memory of a microVM, 256 unless set; with GVisor what the files of its workspace may take.
-    Process has a fixed limit and refuses it."""
+    """Memory of a microVM, 256 unless set; with GVisor what the files of its workspace may take;
+    with Process what the processes of one command may take together, 1024 unless set."""
+    processes: Annotated[int, Field(ge=16, le=32_768)] | None = None
+    """Processes and threads of one command: 64 unless set. For Process only, like the next three:
+    compilers and servers take more than the default."""
+    open_files: Annotated[int, Field(ge=64, le=1_048_576)] | None = None
+    """Files that each process may have open: 256 unless set."""
+    file_mib: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Largest file that a command may write, in MiB: 64 unless set."""
+    temporary_mib: Annotated[int, Field(ge=4, le=65_536)] | None = None
+    """Size of /tmp in memory, in MiB, and of the home of commands, which is there: 64 unless set.
+    /logs and /dev/shm get a quarter each."""
 
 
 class Quarantine(StrEnum):

@@ -25,13 +25,6 @@ from etude.envserver.isolation import sandbox_layout, syscalls
 from etude.envserver.isolation.sandbox_layout import SandboxJob
 
 FILTER = seccomp.program()
-_LIMITS = (
-    (resource.RLIMIT_NPROC, sandbox_layout.PROCESSES),
-    (resource.RLIMIT_NOFILE, sandbox_layout.OPEN_FILES),
-    (resource.RLIMIT_FSIZE, sandbox_layout.FILE_BYTES),
-    (resource.RLIMIT_AS, sandbox_layout.MEMORY_BYTES),
-    (resource.RLIMIT_CORE, 0),
-)
 
 
 def become_command(job: SandboxJob, streams: Sequence[int], proc: int) -> NoReturn:
@@ -39,7 +32,7 @@ def become_command(job: SandboxJob, streams: Sequence[int], proc: int) -> NoRetu
     status = 126
     try:
         _leave_privileges(streams, proc)
-        _limit(job.timeout_s)
+        _limit(job)
         os.chdir(sandbox_layout.WORKSPACE)
         if job.is_terminal:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -80,10 +73,16 @@ def _leave_privileges(streams: Sequence[int], proc: int) -> None:
     os.closerange(3, 1024)
 
 
-def _limit(timeout_s: float) -> None:
-    # Threads may use every core for the whole timeout.
-    cpu_s = math.ceil(timeout_s * (os.cpu_count() or 1)) + 1
-    for limit, value in (*_LIMITS, (resource.RLIMIT_CPU, cpu_s)):
+def _limit(job: SandboxJob) -> None:
+    for limit, value in (
+        (resource.RLIMIT_NPROC, job.limits.processes),
+        (resource.RLIMIT_NOFILE, job.limits.open_files),
+        (resource.RLIMIT_FSIZE, job.limits.file_bytes),
+        (resource.RLIMIT_AS, job.limits.address_bytes),
+        (resource.RLIMIT_CORE, 0),
+        # Threads may use every core for the whole timeout.
+        (resource.RLIMIT_CPU, math.ceil(job.timeout_s * (os.cpu_count() or 1)) + 1),
+    ):
         resource.setrlimit(limit, (value, value))
 
 

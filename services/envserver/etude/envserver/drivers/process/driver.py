@@ -40,7 +40,7 @@ from etude.envserver.drivers.programs import Program
 from etude.envserver.egress.environment_egress import PoolEgress
 from etude.envserver.egress.listeners import EgressListeners
 from etude.envserver.isolation import sandbox_layout
-from etude.envserver.isolation.sandbox_layout import SandboxPaths
+from etude.envserver.isolation.sandbox_layout import CommandLimits, SandboxPaths
 from etude.envserver.storage.folders import Owner
 
 START_TIMEOUT_S = 60.0
@@ -72,6 +72,8 @@ class ProcessDriver(FolderDriver):
     caps: DriverCapabilities = _CAPS
     egress: PoolEgress | None = None
     """Egress policy; None denies everything."""
+    limits: CommandLimits = field(default_factory=CommandLimits)
+    """Limits of each command."""
     leases: Path = field(init=False)
     _channel: socket.socket | None = None
     _outbox: messages.ServerOutbox | None = None
@@ -137,7 +139,9 @@ class ProcessDriver(FolderDriver):
         self._next_id += 1
         folder = str(workspace.relative_to(self.leases))
         has_egress = self._doors.has(folder.partition("/")[0])
-        job = messages.program_job(self._next_id, program, folder, has_egress=has_egress)
+        job = messages.program_job(
+            self._next_id, program, folder, has_egress=has_egress, limits=self.limits
+        )
         message = messages.encode(dataclasses.asdict(job))
         if len(message) > sandbox_layout.MAX_REQUEST_BYTES:
             raise InvalidFieldError("command", "with its variables it is longer than 256 KiB")
@@ -165,7 +169,9 @@ class ProcessDriver(FolderDriver):
             raise SandboxError("the sandbox server has ended")
         self._next_id += 1
         has_egress = self._doors.has(command.workspace.relative_to(self.leases).parts[0])
-        job = messages.command_job(self._next_id, command, self.leases, has_egress=has_egress)
+        job = messages.command_job(
+            self._next_id, command, self.leases, has_egress=has_egress, limits=self.limits
+        )
         message = messages.encode(dataclasses.asdict(job))
         if len(message) > sandbox_layout.MAX_REQUEST_BYTES:
             return _TOO_LONG

@@ -13,11 +13,16 @@ from typing import Any
 from etude.envserver.drivers.base import CommandOutcome
 from etude.envserver.drivers.folder_driver import FolderCommand
 from etude.envserver.drivers.programs import Program
-from etude.envserver.isolation.sandbox_layout import SandboxJob
+from etude.envserver.isolation.sandbox_layout import CommandLimits, SandboxJob
 
 
 def command_job(
-    job_id: int, command: FolderCommand, leases: Path, *, has_egress: bool
+    job_id: int,
+    command: FolderCommand,
+    leases: Path,
+    *,
+    has_egress: bool,
+    limits: CommandLimits,
 ) -> SandboxJob:
     """Encode a command as a job of the server."""
     return SandboxJob(
@@ -30,10 +35,13 @@ def command_job(
         tail_bytes=command.tail_bytes,
         collect=command.collect,
         has_egress=has_egress,
+        limits=limits,
     )
 
 
-def program_job(job_id: int, program: Program, workspace: str, *, has_egress: bool) -> SandboxJob:
+def program_job(
+    job_id: int, program: Program, workspace: str, *, has_egress: bool, limits: CommandLimits
+) -> SandboxJob:
     """Encode a program as a job of the server; its descriptors are sent along."""
     return SandboxJob(
         job_id=job_id,
@@ -48,6 +56,7 @@ def program_job(job_id: int, program: Program, workspace: str, *, has_egress: bo
         is_terminal=program.terminal is not None,
         shares_network=program.shares_network,
         has_egress=has_egress,
+        limits=limits,
     )
 
 

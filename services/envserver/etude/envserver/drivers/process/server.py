@@ -132,7 +132,7 @@ class _Server:
                 if job.job_id == message["kill"]:
                     os.kill(process, signal.SIGKILL)
         else:
-            self._start(SandboxJob(**message), descriptors)
+            self._start(sandbox_layout.decode_job(message), descriptors)
 
     def _start(self, job: SandboxJob, descriptors: list[int]) -> None:
         try:

@@ -139,11 +139,11 @@ def _prepare(job: SandboxJob, shared: SharedNamespaces, channel: socket.socket) 
         syscalls.mount(
             f"{sandbox_layout.LEASES}/{job.tests}", sandbox_layout.TESTS, None, syscalls.BIND
         )
-    flags, quarter = syscalls.NO_SUID | syscalls.NO_DEVICES, sandbox_layout.TEMPORARY_BYTES // 4
+    flags, quarter = syscalls.NO_SUID | syscalls.NO_DEVICES, job.limits.temporary_bytes // 4
     owner = f"uid={sandbox_layout.INSIDE_UID},gid={sandbox_layout.INSIDE_UID},nr_inodes=16k"
     syscalls.mount(
         *("tmpfs", "/tmp", "tmpfs", flags),  # noqa: S108
-        f"{owner},size={sandbox_layout.TEMPORARY_BYTES}",
+        f"{owner},size={job.limits.temporary_bytes}",
     )
     syscalls.mount("tmpfs", sandbox_layout.LOGS, "tmpfs", flags, f"{owner},size={quarter}")
     syscalls.mount("tmpfs", "/dev/shm", "tmpfs", flags, f"{owner},size={quarter}")  # noqa: S108
@@ -174,6 +174,7 @@ class _Watch:
         self._source = source
         os.set_blocking(source, False)
         self._has_proc = has_proc
+        self._memory_bytes = job.limits.memory_bytes
         self._interval_s = (
             sandbox_layout.PROGRAM_INTERVAL_S if job.argv else sandbox_layout.WATCH_INTERVAL_S
         )
@@ -247,7 +248,7 @@ class _Watch:
 
     def _look(self) -> None:
         self._reap()
-        if self._has_proc and _resident_bytes() > sandbox_layout.MEMORY_BYTES:
+        if self._has_proc and _resident_bytes() > self._memory_bytes:
             self._end("memory", grace_s=0)
         elif _free_disk_bytes() < sandbox_layout.FREE_DISK_BYTES:
             self._end("disk", grace_s=0)
