@@ -124,6 +124,10 @@ EXAMPLES = {
         "etude tasks verify examples/tasks",
         "etude tasks verify mine --driver qemu-microvm --image python --json",
     ),
+    "mine": (
+        "etude tasks mine ~/src/shop --out mined",
+        "etude tasks mine ~/src/shop --out mined --with .deps --tasks 100 --jobs 4",
+    ),
     "tasks lint": ("etude tasks lint examples/tasks", "etude tasks lint mine --json"),
     "import swebench": (
         "etude tasks import swebench rows.jsonl --repositories mirrors --out mine",

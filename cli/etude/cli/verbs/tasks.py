@@ -24,6 +24,7 @@ from etude.cli.verbs.options import (
 from etude.cli.verbs.weights import find_source_model
 from etude.common.errors import Problem, UserError
 
+_SLOT = "Fields of a pool's slot for each sandbox, as memoryMib=4096,processes=512."
 app = typer.Typer(no_args_is_help=True, help="Make, look at and verify tasks.")
 
 
@@ -81,12 +82,14 @@ def verify(
     limit: Annotated[int, typer.Option(help="Check at most this many; 0 means all.")] = 0,
     driver: Annotated[str, typer.Option(help="process, or qemu-microvm.")] = "process",
     image: Annotated[str, typer.Option(help="What a microVM boots for tasks that name none.")] = "",
+    slot: Annotated[str, typer.Option(help=_SLOT)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per task.")] = False,
 ) -> None:
     """Prove each task in a real sandbox: its solution scores 1, doing nothing scores 0."""
     _run(
         "etude.envserver.tasks.verify",
         *(str(folder), "--limit", str(limit), "--driver", driver, "--image", image),
+        *("--slot", slot),
         *(("--json",) if as_json else ()),
     )
 
@@ -98,13 +101,52 @@ def lint(
     limit: Annotated[int, typer.Option(help="Look at most at this many; 0 means all.")] = 0,
     driver: Annotated[str, typer.Option(help="process, or qemu-microvm.")] = "process",
     image: Annotated[str, typer.Option(help="What a microVM boots for tasks that name none.")] = "",
+    slot: Annotated[str, typer.Option(help=_SLOT)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per task.")] = False,
 ) -> None:
     """Find what gives a task away: history, hidden files, gold lines, a network."""
     _run(
         "etude.envserver.tasks.lint",
         *(str(folder), "--limit", str(limit), "--driver", driver, "--image", image),
+        *("--slot", slot),
         *(("--json",) if as_json else ()),
+    )
+
+
+@app.command(epilog=epilog("mine"))
+def mine(  # noqa: PLR0913 - one for each option
+    repository: Annotated[Path, typer.Argument(help="Root of a git repository.")],
+    *,
+    out: Annotated[Path, typer.Option(help="Folder of the tasks; a later call goes on in it.")],
+    dependencies: Annotated[
+        list[str], typer.Option("--with", help="Ignored folder in it that its tests need.")
+    ] = [],  # noqa: B006 - Typer copies it
+    test_command: Annotated[
+        str, typer.Option(help="Runs its tests in the root; by language unless given.")
+    ] = "",
+    tasks: Annotated[int, typer.Option(help="Number of tasks to have in the folder.")] = 10,
+    seed: Annotated[int, typer.Option(help="Chooses functions, changes and wordings.")] = 0,
+    repeats: Annotated[
+        int, typer.Option("--runs", help="Runs of the suite, by which flaky tests are found.")
+    ] = 3,
+    jobs: Annotated[int, typer.Option(help="Functions that are tried at a time.")] = 1,
+    timeout: Annotated[float, typer.Option(help="Seconds that its suite may take.")] = 600.0,
+    driver: Annotated[str, typer.Option(help="process, or qemu-microvm.")] = "process",
+    image: Annotated[str, typer.Option(help="What a microVM boots.")] = "",
+    slot: Annotated[str, typer.Option(help=_SLOT)] = "",
+) -> None:
+    """Make tasks of a repository: break one function at a time, and keep what its tests notice.
+
+    Each task is proved in a sandbox before it is written: its solution scores 1, doing nothing 0.
+    """
+    given = [word for folder in dependencies for word in ("--with", folder)]
+    _run(
+        "etude.envserver.tasks.mining.command",
+        *(str(repository), "--out", str(out), "--test-command", test_command),
+        *("--tasks", str(tasks), "--seed", str(seed), "--runs", str(repeats)),
+        *("--jobs", str(jobs), "--timeout", str(timeout), "--driver", driver, "--image", image),
+        *("--slot", slot),
+        *given,
     )
 
 

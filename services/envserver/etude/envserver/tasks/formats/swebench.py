@@ -23,6 +23,7 @@ from etude.envserver.storage.trees import File
 from etude.envserver.tasks.formats import git_mirror, toml
 from etude.envserver.tasks.formats.git_mirror import GitMirror, PatchChanges
 from etude.envserver.tasks.formats.imported_task import ImportedTask, ImportRefusedError
+from etude.envserver.tasks.formats.swebench_grader import PYTEST
 
 MAX_ROW_BYTES = 16 << 20
 TEST_COMMAND = "python3 -m pytest -rA --tb=short -p no:cacheprovider"
@@ -196,27 +197,38 @@ def grading_files(
     fail_to_pass: Sequence[str],
     pass_to_pass: Sequence[str] = (),
     command: str,
+    log_form: str = PYTEST,
 ) -> dict[str, File]:
-    """The hidden tests of a task, which a command runs and a log in pytest's form answers.
+    """The hidden tests of a task, which a command runs and a log answers.
 
     Args:
         changes: files of the tests.
         fail_to_pass: names of tests that have to pass.
         pass_to_pass: names of tests that have to pass or be skipped.
         command: runs them in the workspace.
+        log_form: form of the log, pytest's or one of log_forms.
     """
     expected = {
         "fail_to_pass": fail_to_pass,
         "pass_to_pass": pass_to_pass,
         "deleted": changes.deleted,
         "command": command,
+        "log": log_form,
     }
-    script = importlib.resources.files(__package__).joinpath("swebench_grader.py").read_bytes()
     found = {f"tests/files/{path}": file for path, file in changes.written.items()}
-    found["tests/grade.py"] = File(script)
+    found |= {f"tests/{path}": file for path, file in grader_files(log_form).items()}
     found["tests/expected.json"] = File(json.dumps(expected, indent=1).encode() + b"\n")
     found["tests/test.sh"] = File(b"#!/bin/bash\nexec python3 /tests/grade.py\n")
     return found
+
+
+def grader_files(log_form: str = PYTEST) -> dict[str, File]:
+    """Programs that read a log of this form, by their names in the folder of the tests."""
+    own = importlib.resources.files(__package__)
+    names = {"grade.py": "swebench_grader.py"}
+    if log_form != PYTEST:
+        names["log_forms.py"] = "log_forms.py"
+    return {name: File(own.joinpath(source).read_bytes()) for name, source in names.items()}
 
 
 def solution_files(changes: PatchChanges) -> dict[str, File]:

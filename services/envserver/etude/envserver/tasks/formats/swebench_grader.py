@@ -2,7 +2,8 @@
 
     python3 /tests/grade.py [WORKSPACE [REWARD_FILE]]
 
-Reads expected.json next to itself: {"fail_to_pass", "pass_to_pass", "deleted", "command"}. Puts the
+Reads expected.json next to itself: {"fail_to_pass", "pass_to_pass", "deleted", "command", "log"}.
+The log has pytest's form, or one of log_forms.py, which then lies next to it too. Puts the
 files below files/ into the workspace, runs the command, reads the test runner's log. The reward is
 1 if every test that had to be repaired passes and no other that passed before fails, else 0;
 without a sign that any test ran there is none.
@@ -25,6 +26,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+PYTEST = "pytest"
+"""Form of the log unless the task names another."""
 STATUSES = ("FAILED", "PASSED", "SKIPPED", "ERROR", "XFAIL", "XPASS")
 MAX_LOG_BYTES = 64 << 20
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -33,8 +36,12 @@ _PROGRESS = re.compile(r"\s+\[\s*\d+%\]$")
 _SKIPPED = re.compile(r"\[\d+\]\s")
 
 
-def statuses(log: str) -> dict[str, str]:
-    """Status of each test, from pytest's summary (-rA) or its lines (-v); the last counts."""
+def statuses(log: str, form: str = PYTEST) -> dict[str, str]:
+    """Status of each test; pytest's from its summary (-rA) or its lines (-v), the last counts."""
+    if form != PYTEST:
+        import log_forms  # type: ignore[import-not-found]  # noqa: PLC0415 - beside this, if needed
+
+        return dict(log_forms.READERS[form](log))
     found = {}
     for line in log.split("\n"):
         text = _COLOURS.sub("", line).translate(_CONTROL).rstrip()
@@ -92,9 +99,9 @@ def main(arguments: list[str]) -> int:
     here = Path(__file__).parent
     expected = json.loads((here / "expected.json").read_bytes())
     _write_files(here / "files", workspace, expected["deleted"])
-    exit_code, log = _run(expected["command"], workspace, reward.parent)
+    exit_code, log = run_command(expected["command"], workspace, reward.parent)
     sys.stdout.write(log[-8_000:])
-    found = statuses(log)
+    found = statuses(log, expected.get("log", PYTEST))
     if not found:
         sys.stdout.write(f"\nno test ran: the command ended with {exit_code}\n")
         return 1
@@ -117,7 +124,8 @@ def _write_files(files: Path, workspace: Path, deleted: Iterable[str]) -> None:
         shutil.copytree(files, workspace, dirs_exist_ok=True)
 
 
-def _run(command: str, workspace: Path, logs: Path) -> tuple[int, str]:
+def run_command(command: str, workspace: Path, logs: Path) -> tuple[int, str]:
+    """Run a shell command to its end; returns its exit code and its log, the first 64 MiB of it."""
     logs.mkdir(parents=True, exist_ok=True)
     path = logs / "log.txt"
     with path.open("wb") as log:

@@ -1,0 +1,1 @@
+"""Mining of tasks: functions of a repository are broken so that its own tests notice."""
