@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit bench-branches test-privacy search-model system-deps buf
+.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit bench-branches bench-repos test-privacy search-model system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -143,7 +143,7 @@ chart-readme: $(READY) ## regenerate the chart's README from its values (needs G
 # have targets of their own.
 # The demo comes first: others replay the run that it makes.
 bench: $(READY) ## one table of ratios per claim, but for those of the bench-… targets
-	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/learner.py bench/trl_comparison.py bench/weights.py bench/env.py bench/operator_scale.py bench/ledger.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
+	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/learner.py bench/trl_comparison.py bench/weights.py bench/env.py bench/operator_scale.py bench/ledger.py bench/repos.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
 
 bench-env: $(READY) ## environments against their goals: starts, forks, density, bursts, placements (QEMU, Go, root, idle)
 	$(RUN) python hack/guest.py
@@ -173,6 +173,9 @@ bench-credit: $(READY) ## censored persistence against the truth, and the part o
 
 bench-branches: $(READY) ## branches of two tenants: gain on their own tasks, loss on everyone's, and the gate (simulated, half a minute)
 	$(RUN) python bench/branches.py
+
+bench-repos: $(READY) ## tasks mined from real projects of PyPI, npm, crates.io and Go: bench/out/repos.json (Node, Go, cargo, half an hour)
+	$(RUN) python bench/repos.py
 
 bench-routing: $(READY) ## throughput, balance and prefix hits of 1 to 8 engines (simulated, a minute)
 	$(RUN) python bench/routing.py

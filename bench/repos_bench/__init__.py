@@ -1,0 +1,1 @@
+"""Real projects of four package registries, from which tasks are mined."""
