@@ -1,5 +1,7 @@
 """Removal by age: turns and the rollouts that windows train on, not windows and events."""
 
+from dataclasses import replace
+
 from tests.support.feedback import events as examples
 from tests.support.feedback.lives import NOW_MS, SECRET, SERVER, Stores, living
 from tests.support.feedback.turns import serve_version, turn, write_turns
@@ -53,3 +55,23 @@ async def test_turns_and_what_windows_train_on_go_at_their_age_and_the_rest_stay
     assert (audit.num_trained, audit.masked, audit.num_removed) == (3, {"NoConsent": 1}, 4)
     assert len([*windows.list_windows(stores.ledger)]) == 1
     assert turn_log.read_removed_ms(stores.ledger) == SETTLED_MS + 1
+
+
+async def test_a_rollout_that_waited_until_its_turns_were_removed_is_masked() -> None:
+    now_ms = NOW_MS
+    stores = Stores()
+    serve_version(stores.ledger)
+    async with living(stores) as intake:
+        for user in "abcd":
+            await intake.take([examples.encoded("shown", id=user, user=user)], SERVER)
+        write_turns(stores.ledger, [turn("d", started_ms=NOW_MS)], "old")
+        write_turns(stores.ledger, [turn(user, started_ms=NOW_MS) for user in "abc"], "new")
+        rules = replace(RULES, num_rollouts=4)
+        builder = WindowBuilder(intake.ledger, rules, clock_ms=lambda: now_ms)
+        builder.run_pass()
+        stores.ledger.delete([turn_log.segment_key("old", 0)])
+        now_ms = SETTLED_MS
+        builder.run_pass()
+    manifest = windows.read_window(stores.ledger, 1)
+    assert len(manifest.rollouts) == 3
+    assert [each.reason for each in manifest.exclusions] == ["TurnsRemoved"]
