@@ -7,8 +7,9 @@ weights for what was not seen; then with users who leave because of a bad edit, 
 removes. Poisoning: 10 of 400 users praise one direction of the policy as much as they can. Their
 part of the window's absolute advantages is at most their cap; the gradient of a linear policy is
 displaced by that part of the distance to their direction, and by what they shift in the others'.
-Exits with 1 if an estimate is more than 0.01 off, if the users' part is above their cap, or if the
-shift is above a hundredth of it.
+They also pull the mean advantage of the others below 0.
+Exits with 1 if an estimate is more than 0.01 off, if the users' part is above their cap, if the
+shift is above a hundredth of it, or if the pull is above a tenth of the mean absolute advantage.
 
 Examples:
   make bench-credit
@@ -16,6 +17,7 @@ Examples:
 """
 
 import argparse
+import itertools
 import sys
 from pathlib import Path
 
@@ -30,6 +32,10 @@ from tests.support.feedback.credit_simulation import simulate_persistence, simul
 LARGEST_ERROR = 0.01
 LARGEST_SHIFT = 0.01
 """Change of the others' part of the gradient, as a part of the cap."""
+LARGEST_PULL = 0.1
+"""Change of the others' mean advantage, as a part of their mean absolute one."""
+SIGNALS = (1, 8)
+"""Signals by which the users praise."""
 
 
 def measure_persistence(num_edits: int, seeds: int) -> dict[str, float]:
@@ -53,27 +59,30 @@ def measure_persistence(num_edits: int, seeds: int) -> dict[str, float]:
 
 def measure_poisoning(seeds: int) -> dict[str, float]:
     """Parts of colluding users, the largest over the seeds."""
-    table = Table(
-        "rollouts each", "of advantages", "cap", "displacement", "shift", "without weights"
-    )
-    found = dict.fromkeys(("colluding_weight", "colluding_displacement", "colluding_shift"), 0.0)
-    found["excess"] = -1.0
-    for rollouts_each in (1, 5, 100):
+    names = ("weight", "displacement", "shift", "pull")
+    table = Table("rollouts each", "signals", "cap", *names, "without weights")
+    found = {f"colluding_{name}": 0.0 for name in names} | {"excess": -1.0}
+    for rollouts_each, num_signals in itertools.product((1, 5, 100), SIGNALS):
         runs = [
             simulate_poisoning(
-                num_users=400, num_colluding=10, rollouts_each=rollouts_each, seed=seed
+                num_users=400,
+                num_colluding=10,
+                rollouts_each=rollouts_each,
+                seed=seed,
+                num_signals=num_signals,
             )
             for seed in range(seeds)
         ]
         for run in runs:
-            found["colluding_weight"] = max(found["colluding_weight"], run.weight)
-            found["colluding_displacement"] = max(found["colluding_displacement"], run.displacement)
-            found["colluding_shift"] = max(found["colluding_shift"], run.shift)
-            excess = max(run.weight - run.cap, run.shift - LARGEST_SHIFT * run.cap)
-            found["excess"] = max(found["excess"], excess)
+            for name in names:
+                key = f"colluding_{name}"
+                found[key] = max(found[key], getattr(run, name))
+            shift = max(run.shift - LARGEST_SHIFT * run.cap, run.pull - LARGEST_PULL)
+            found["excess"] = max(found["excess"], run.weight - run.cap, shift)
         first = runs[0]
-        values = (first.weight, first.cap, first.displacement, first.shift, first.uncapped)
-        table.add_row(str(rollouts_each), *(f"{value:.2%}" for value in values))
+        values = (first.cap, *(getattr(first, name) for name in names), first.uncapped)
+        row = (str(rollouts_each), str(num_signals), *(f"{value:.2%}" for value in values))
+        table.add_row(*row)
     Console().print(table)
     return {name: round(value, 4) for name, value in found.items()}
 

@@ -121,6 +121,8 @@ class Poisoning(NamedTuple):
     """|d - others| in that direction: 1 if the others are indifferent to it."""
     shift: float
     """|others - g0|: what other means and spreads change in the part of the others."""
+    pull: float
+    """Change of the others' mean advantage, as a part of their mean absolute one."""
     uncapped: float
     """The same displacement without weights of users."""
     cap: float
@@ -128,13 +130,13 @@ class Poisoning(NamedTuple):
 
 
 def simulate_poisoning(
-    *, num_users: int, num_colluding: int, rollouts_each: int, seed: int
+    *, num_users: int, num_colluding: int, rollouts_each: int, seed: int, num_signals: int = 1
 ) -> Poisoning:
     """Simulate a window in which some users praise one direction of the policy as much as they can.
 
     The gradient of a linear policy is the sum of advantage times feature. Honest users' rollouts
-    have random features, and signals with noise; colluding ones have one feature, and the best or
-    the worst signal.
+    have random features, and signals with noise; colluding ones have one feature, and the best
+    value of every signal.
     """
     rng = np.random.default_rng(seed)
     honest = np.repeat(np.arange(num_colluding, num_users), 5)
@@ -145,7 +147,8 @@ def simulate_poisoning(
     direction = np.zeros(NUM_FEATURES)
     direction[0] = 1.0
     features = np.vstack([features, np.tile(direction, (len(colluding), 1))])
-    values = np.concatenate([rng.normal(size=len(honest)), np.full(len(colluding), LARGEST)])
+    noise = rng.normal(size=(len(honest), num_signals))
+    values = np.vstack([noise, np.full((len(colluding), num_signals), LARGEST)])
     with_all = _advantages(users, values)
     without = _advantages(users[: len(honest)], values[: len(honest)])
     total = np.abs(with_all).sum()
@@ -162,6 +165,7 @@ def simulate_poisoning(
         displacement=float(abs(gradient - alone)),
         distance=float(abs(1 - others)),
         shift=float(abs(others - alone)),
+        pull=float(abs(own.mean() - without.mean()) / np.abs(without).mean()),
         uncapped=float(3.0 * len(colluding) / np.abs(raw).sum()),
         cap=num_colluding * share,
     )
@@ -177,11 +181,11 @@ def _advantages(users: Sequence[UserId], values: "np.ndarray") -> "np.ndarray":
             arm="",
             experiment="",
             started_ms=0,
-            values={SIGNAL: SignalValue(float(value), 1.0)},
+            values={f"s{n}": SignalValue(float(value), 1.0) for n, value in enumerate(row)},
         )
-        for place, (each, value) in enumerate(zip(users, values, strict=True))
+        for place, (each, row) in enumerate(zip(users, values, strict=True))
     ]
-    rewards = reward_rollouts(outcomes, {SIGNAL: 1.0})
+    rewards = reward_rollouts(outcomes, {f"s{n}": 1.0 for n in range(values.shape[1])})
     credited = credit_rewards(rewards, users, [""] * len(users))
     return np.array([each.advantage for each in credited])
 

@@ -15,6 +15,15 @@ def test_ten_of_400_users_move_the_gradient_by_at_most_their_cap(rollouts_each: 
     assert found.shift <= 0.01 * found.cap
 
 
+def test_users_who_praise_by_every_signal_do_not_make_the_rest_look_bad() -> None:
+    found = simulate_poisoning(
+        num_users=400, num_colluding=10, rollouts_each=5, seed=1, num_signals=8
+    )
+    # Their rewards are up to 24; uncut they would pull by 0.27.
+    assert found.pull < 0.1
+    assert found.weight <= found.cap
+
+
 def test_without_weights_the_same_users_would_have_most_of_it() -> None:
     found = simulate_poisoning(num_users=400, num_colluding=10, rollouts_each=100, seed=1)
     assert found.uncapped > 0.5 > 5 * found.weight

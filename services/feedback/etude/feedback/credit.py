@@ -16,7 +16,8 @@ from etude.feedback.signals.outcome import RolloutOutcome, SignalState
 MAX_SCORE = 3.0
 """Cut of a signal's scaled value."""
 MAX_ADVANTAGE = 3.0
-"""Cut of an advantage, before the weight of its user."""
+"""Cut of an advantage, before the weight of its user, and of what a user's mean adds to those of
+others."""
 USER_SHARE = 0.02
 """Largest part of a window's absolute advantages that one user has, with 50 users or more."""
 MEDIAN_USERS = 3.0
@@ -146,20 +147,42 @@ def baselines(
 ) -> list[float]:
     """Mean over the other users of a stratum of each one's mean reward.  [N] -> [N].
 
-    A stratum of fewer than 3 users is compared with the whole window; a user who is alone there has
-    the reward itself as baseline, and so an advantage of 0.
+    Each mean counts up to 3 above or below the median of those others: k of n users move what the
+    rest is compared with by about 3 * k / n, however large rewards can be. A stratum of fewer than
+    3 users is compared with the whole window; a user who is alone there has the reward itself as
+    baseline, and so an advantage of 0.
     """
     by_stratum: dict[str, dict[UserId, list[float]]] = defaultdict(lambda: defaultdict(list))
     for reward, user, stratum in zip(rewards, users, strata, strict=True):
         by_stratum[stratum][user].append(reward)
         by_stratum[""][user].append(reward)
-    sums: dict[str, tuple[float, dict[UserId, float]]] = {}
-    for stratum, members in by_stratum.items():
-        means = {user: statistics.fmean(each) for user, each in members.items()}
-        sums[stratum] = (math.fsum(means.values()), means)
-    found: list[float] = []
-    for reward, user, stratum in zip(rewards, users, strata, strict=True):
-        total, means = sums[stratum if len(sums[stratum][1]) >= FEWEST_USERS else ""]
-        others = len(means) - 1
-        found.append((total - means[user]) / others if others else reward)
+    means = {
+        stratum: _mean_of_others({user: statistics.fmean(each) for user, each in members.items()})
+        for stratum, members in by_stratum.items()
+    }
+    return [
+        means[stratum if len(means[stratum]) >= FEWEST_USERS else ""].get(user, reward)
+        for reward, user, stratum in zip(rewards, users, strata, strict=True)
+    ]
+
+
+def _mean_of_others(means: Mapping[UserId, float]) -> dict[UserId, float]:
+    """Mean of the others' means for each user, cut around the median of the others; none alone."""
+    others = len(means) - 1
+    if not others:
+        return {}
+    ordered = sorted(means.values())
+    middle = (others - 1) // 2
+    totals: dict[float, float] = {}
+    found: dict[UserId, float] = {}
+    for user, mean in means.items():
+        # Without the user's own, what stands behind it moves up.
+        centre = ordered[middle + 1] if mean <= ordered[middle] else ordered[middle]
+        if centre not in totals:
+            totals[centre] = math.fsum(_cut(each, centre) for each in ordered)
+        found[user] = (totals[centre] - _cut(mean, centre)) / others
     return found
+
+
+def _cut(mean: float, centre: float) -> float:
+    return max(centre - MAX_ADVANTAGE, min(centre + MAX_ADVANTAGE, mean))
