@@ -17,6 +17,7 @@ from etude.envserver.tasks.mining.miner import run_in_order
 from etude.envserver.tasks.mining.mutations import Mutation
 
 _SOURCES = tuple(Path(mutations.__file__).parent.glob("*.py"))
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _SHOP = textwrap.dedent(
     '''\
     class Cart:
@@ -48,7 +49,7 @@ def test_a_mutation_keeps_the_syntax_and_changes_one_line_range(path: Path) -> N
         assert broken != source
         tree = ast.parse(broken)
         name = mutation.function.name.rpartition(".")[2]
-        named = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name]
+        named = [n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS) and n.name == name]
         first = source[: mutation.start].count(b"\n") + 1
         assert any(n.lineno <= first <= (n.end_lineno or 0) for n in named)
         assert broken[: mutation.start] == source[: mutation.start]
