@@ -36,7 +36,11 @@ EXAMPLES = {
     "agent work": (
         "etude agent work . --gateway https://gateway.example.com --model code-7b",
         "etude agent work app --model code-7b --yes --commands 'Fix add.'",
+        "etude agent work app --model code-7b --pool demo 'Fix add.' 'Test sub.'",
     ),
+    "agent patches": ("etude agent patches", "etude agent patches --json"),
+    "agent accept": ("etude agent accept 3f2a",),
+    "agent reject": ("etude agent reject 3f2a",),
     "agent consent": (
         "etude agent consent",
         "etude agent consent --feedback https://f.lab --tenant t --user u --terms v1",

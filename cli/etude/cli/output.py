@@ -140,14 +140,19 @@ def exit_with_problem() -> Iterator[None]:
     """
     try:
         yield
-    except UserError as error:
-        say(error.problem.text())
-        raise SystemExit(CODES.get(error.problem.reason, Exit.INVALID)) from error
     except EtudeError as error:
-        say(format_error(error))
-        raise SystemExit(Exit.NO) from error
+        raise SystemExit(say_problem(error)) from error
     except OSError as error:
         say(system_problem(error).text())
         raise SystemExit(Exit.NO) from error
     except KeyboardInterrupt as error:
         raise SystemExit(Exit.INTERRUPTED) from error
+
+
+def say_problem(error: EtudeError) -> Exit:
+    """Print one of our errors for people; returns the exit code that fits it."""
+    if isinstance(error, UserError):
+        say(error.problem.text())
+        return CODES.get(error.problem.reason, Exit.INVALID)
+    say(format_error(error))
+    return Exit.NO

@@ -160,11 +160,12 @@ class Terminal:
 def documented(place: Place) -> list[list[str]]:
     """Commands of the page, with the addresses and names of this place.
 
-    A session is replayed by its operator, in a test of its own.
+    Work in a pool, and replays of its operator, have tests of their own.
     """
     blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
     lines = [line.split("  #")[0] for block in blocks for line in block.splitlines()]
-    lines = [line for line in lines if " --store " not in line and " replay " not in line]
+    elsewhere = (" --store ", " replay ", " --pool ", " patches", " accept ", " reject ")
+    lines = [line for line in lines if not any(word in line for word in elsewhere)]
     names = {
         "https://gateway.example.com": place.gateway.url,
         "https://feedback.example.com": place.feedback.url,

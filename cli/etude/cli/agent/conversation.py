@@ -1,32 +1,111 @@
-"""Conversation of `etude agent`: instructions, stops by Ctrl-C, and the end of the task."""
+"""Conversations of `etude agent`: instructions, stops by Ctrl-C, and the end of the task."""
 
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 
 from etude.agent.interactive.consent import AgentState
 from etude.agent.interactive.edits import observe_edits
-from etude.agent.interactive.session import AgentSession
+from etude.agent.interactive.gateway_policy import GatewayPolicy
+from etude.agent.interactive.session import AgentSession, ConversationEvents
 from etude.agent.trajectory import RolloutEnding
-from etude.cli.agent.screen import TerminalInput
-from etude.cli.hints import format_error
-from etude.cli.output import say
+from etude.cli.agent.screen import TerminalInput, TextScreen
+from etude.cli.output import say, say_problem
 from etude.common.errors import EtudeError, Problem, UserError
 from etude.common.feedback.client import EventClient
 from etude.common.feedback.http_exchange import check_address
+from etude.common.turn_log import identify_rollout
 
 FLUSH_S = 10.0
 _LAST_FLUSH_S = 2.0
 """After a signal: what waits is on the disk, and a supervisor kills soon."""
 _END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-_ENDS = {
+ENDS = {
     RolloutEnding.LENGTH_LIMIT: "the turn was cut at its limit of tokens: see --turn-tokens",
     RolloutEnding.TURN_LIMIT: "stopped at the limit of turns: say `go on`, or see --turns",
 }
 _OUTCOMES = {"/done": "Closed", "/abandon": "Abandoned"}
+
+
+@dataclass(slots=True)
+class WorkEnd:
+    """End of the work, by signals too: SIGTERM and a terminal that closes act as Ctrl-C does."""
+
+    open_client: Callable[[], EventClient | None]
+    """Client of the events that are sent at the end."""
+    ended_by: int = 0
+    """Signal that ended the work."""
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Send at the end what waits, however it comes.
+
+        Raises:
+            KeyboardInterrupt: by Ctrl-C.
+            SystemExit: by another signal.
+        """
+        before = {number: signal.signal(number, self._end) for number in _END_SIGNALS}
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not self.ended_by:
+                raise
+        finally:
+            if client := self.open_client():
+                flush_events(client, timeout_s=_LAST_FLUSH_S if self.ended_by else FLUSH_S)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if self.ended_by:
+            raise SystemExit(128 + self.ended_by)
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        """End the work as Ctrl-C does.
+
+        Raises:
+            KeyboardInterrupt: nothing is at work.
+        """
+        self.ended_by = number
+        stop = signal.getsignal(signal.SIGINT)
+        if not callable(stop):  # ignored, as in the background of a shell
+            raise KeyboardInterrupt
+        stop(signal.SIGINT, frame)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserWork:
+    """Work of a user, in a folder or on a copy of it."""
+
+    home: AgentState
+    key: str
+    """API key, for events too."""
+    folder: Path
+    """Absolute."""
+    make_policy: Callable[[], GatewayPolicy]
+    max_turns: int
+    """For one instruction."""
+    accepts_edits: bool
+    """Edits are made, and patches applied, without a question."""
+
+    def open_client(self) -> EventClient | None:
+        """Open the client of events; without a decision of the user, say how to consent."""
+        if self.home.read_consent() is None:
+            say(
+                "no feedback is sent; to help the policy learn from you: etude agent consent --help"
+            )
+        return self.home.open_client(self.key)
+
+    def open_events(self, client: EventClient | None) -> ConversationEvents:
+        """Open a conversation's events, and say by which name the gateway records it."""
+        policy = self.make_policy()
+        stored = self.home.read_consent()
+        if client is not None and stored is not None:
+            say(f"session {identify_rollout(stored.tenant, stored.user, policy.rollout)}")
+        return ConversationEvents(client, self.home, self.folder, policy)
 
 
 @dataclass(slots=True)
@@ -38,8 +117,10 @@ class TerminalConversation:
     terminal: TerminalInput
     # One loop for all instructions: locks of the workspace belong to it.
     _runner: asyncio.Runner = field(default_factory=asyncio.Runner)
-    _ended_by: int = 0
-    """Signal that ended the conversation."""
+    _end: WorkEnd = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._end = WorkEnd(self.session.events.open_client)
 
     def work_once(self, instruction: str) -> None:
         """Work on one instruction.
@@ -48,7 +129,7 @@ class TerminalConversation:
             KeyboardInterrupt: the user stopped it; the task ends as given up.
             SystemExit: a signal ended it; the task ends as given up, too.
         """
-        with self._open():
+        with self._end.watch(), self._runner:
             try:
                 self._work(instruction)
             except KeyboardInterrupt:
@@ -62,7 +143,7 @@ class TerminalConversation:
         Raises:
             SystemExit: a signal ended it; the task is given up if the policy was at work.
         """
-        with self._open():
+        with self._end.watch(), self._runner:
             self.session.events.close(self._converse())
 
     def _converse(self) -> str:
@@ -74,7 +155,7 @@ class TerminalConversation:
                     return _OUTCOMES[text]
                 if text:
                     self._try_work(text)
-                if self._ended_by:
+                if self._end.ended_by:
                     return "Abandoned"
         return "Closed"
 
@@ -83,54 +164,31 @@ class TerminalConversation:
         try:
             self._work(text)
         except KeyboardInterrupt:
-            if not self._ended_by:
+            if not self._end.ended_by:
                 say("stopped; Ctrl-D ends the conversation")
-        except UserError as error:
-            say(error.problem.text())
         except EtudeError as error:
-            say(format_error(error))
+            say_problem(error)
 
     def _work(self, instruction: str) -> None:
         if client := self.session.events.open_client():
             observe_edits(self.home.journal, client, self.home.read_secret())
         ending = self._runner.run(self.session.work(instruction))
-        if ending in _ENDS:
-            say(_ENDS[ending])
+        if ending in ENDS:
+            say(ENDS[ending])
 
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[None]:
-        """Send at the end what waits, however it comes.
 
-        Raises:
-            KeyboardInterrupt: by Ctrl-C.
-            SystemExit: by another signal.
-        """
-        before = {number: signal.signal(number, self._end) for number in _END_SIGNALS}
-        try:
-            with self._runner:
-                yield
-        except KeyboardInterrupt:
-            if not self._ended_by:
-                raise
-        finally:
-            if client := self.session.events.open_client():
-                flush_events(client, timeout_s=_LAST_FLUSH_S if self._ended_by else FLUSH_S)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        if self._ended_by:
-            raise SystemExit(128 + self._ended_by)
-
-    def _end(self, number: int, frame: FrameType | None) -> None:
-        """End the work as Ctrl-C does, and the conversation with it.
-
-        Raises:
-            KeyboardInterrupt: nothing is at work.
-        """
-        self._ended_by = number
-        stop = signal.getsignal(signal.SIGINT)
-        if not callable(stop):  # ignored, as in the background of a shell
-            raise KeyboardInterrupt
-        stop(signal.SIGINT, frame)
+def converse(work: UserWork, prompt: str, *, accepts_commands: bool) -> None:
+    """Work in the folder: on a prompt, or without one in a conversation."""
+    terminal = TerminalInput(sys.stdin.fileno())
+    ask = terminal.ask if sys.stdin.isatty() else None
+    screen = TextScreen(work.accepts_edits, accepts_commands, ask)
+    events = work.open_events(work.open_client())
+    session = AgentSession.open(events, screen, screen, max_turns=work.max_turns)
+    conversation = TerminalConversation(session, work.home, terminal)
+    if prompt:
+        conversation.work_once(prompt)
+    else:
+        conversation.converse()
 
 
 def flush_events(client: EventClient, *, timeout_s: float = FLUSH_S) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from rich.text import Text
@@ -32,27 +32,26 @@ class TextScreen(Screen, Approver):
     ask: Callable[[str], Awaitable[str]] | None
     """Reads the answer to a question; None without a terminal."""
     screen: SafeConsole = field(default_factory=console)
+    label: str = ""
+    """Before each message and call, where several conversations go on."""
 
     @override
     def show_message(self, text: str) -> None:
-        self.screen.print(Text(text.strip()))
+        self.screen.print(Text(self.label + text.strip()))
 
     @override
     def show_call(self, call: ToolCall, outcome: ToolOutcome) -> None:
         values = json.loads(call.arguments_json)
         told = " ".join(str(value) for value in values.values()).split("\n", 1)[0]
         mark = "!" if outcome.is_error else "·"
-        line = f"{mark} {call.name} {told}"[:_MAX_CALL_CHARS]
+        line = f"{self.label}{mark} {call.name} {told}"[:_MAX_CALL_CHARS]
         self.screen.print(Text(line, style="dim"))
         if outcome.is_error:
             self.screen.print(Text(outcome.content[:1_000], style="yellow"))
 
     @override
     async def decide_edit(self, edit: Edit) -> Decision:
-        for line in edit.diff[:MAX_SHOWN_LINES]:
-            self.screen.print(Text(line, style=_STYLES.get(line[:1], "")))
-        if len(edit.diff) > MAX_SHOWN_LINES:
-            self.screen.print(f"… {len(edit.diff) - MAX_SHOWN_LINES} more lines")
+        self.show_diff(edit.diff)
         if not edit.diff:
             self.screen.print(f"{edit.path}: not text, or the same as before")
         verb = "delete" if edit.is_deletion else "edit"
@@ -62,6 +61,13 @@ class TextScreen(Screen, Approver):
     async def decide_command(self, command: str) -> Decision:
         self.screen.print(Text(f"$ {command}", style="bold"))
         return await self._decide("run it?", is_free=self.accepts_commands)
+
+    def show_diff(self, lines: Sequence[str]) -> None:
+        """Show a diff, up to a number of lines."""
+        for line in lines[:MAX_SHOWN_LINES]:
+            self.screen.print(Text(line, style=_STYLES.get(line[:1], "")))
+        if len(lines) > MAX_SHOWN_LINES:
+            self.screen.print(f"… {len(lines) - MAX_SHOWN_LINES} more lines")
 
     async def _decide(self, question: str, *, is_free: bool) -> Decision:
         if is_free:

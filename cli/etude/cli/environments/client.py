@@ -265,7 +265,7 @@ def find_pool(where: str, name: str = "") -> PoolBroker:
     found = [pod for pod in ready if pod.name.startswith(name)]
     if len(found) != 1:
         names = ", ".join(pod.name for pod in ready) or "none yet"
-        fix = f"give --pool: there is {names}"
+        fix = f"name one of its pools: {names}"
         raise UserError(Problem("NotFound", f"no pool {name!r} to choose", str(folder), fix))
     return PoolBroker(f"127.0.0.1:{found[0].ports['grpc']}", _templates(state, found[0]))
 

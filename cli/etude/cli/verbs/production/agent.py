@@ -1,139 +1,118 @@
 """`etude agent`: work with a served policy in a folder of one's own."""
 
-import os
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from etude.cli.examples import epilog
 from etude.cli.output import say
+from etude.cli.verbs.production.agent_options import (
+    Commands,
+    Gateway,
+    Key,
+    Model,
+    Pool,
+    PoolName,
+    Prompts,
+    StateFolder,
+    Temperature,
+    Template,
+    ToolFormat,
+    Toolset,
+    Turns,
+    TurnTokens,
+    Wait,
+    Yes,
+    open_state,
+    refuse,
+)
+from etude.cli.verbs.production.agent_patches import accept, patches, reject
 from etude.cli.verbs.production.agent_replay import replay
-from etude.common.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from etude.agent.interactive.consent import AgentState
-    from etude.agent.interactive.gateway_policy import GatewayPolicy
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Work with a served policy in a folder of your own.",
     epilog=epilog("agent"),
 )
-app.command("replay", epilog=epilog("agent replay"))(replay)
-
-
-def _check_key(key: str) -> str:
-    """Check that a header can have the key.
-
-    Raises:
-        UserError: it cannot.
-    """
-    if not key.isascii() or not key.isprintable():
-        fix = "export ETUDE_API_KEY=etude_…, on one line and without quotes around it"
-        what = "holds characters that no API key has"
-        raise UserError(Problem("InvalidArgument", what, "--key", fix))
-    return key
-
-
-Key = Annotated[
-    str,
-    typer.Option(
-        "--key",
-        envvar="ETUDE_API_KEY",
-        callback=_check_key,
-        help="API key; better in ETUDE_API_KEY.",
-    ),
-]
-StateFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--state", help="Folder of consent, waiting events and edits.", show_default=False
-    ),
-]
+for verb in (patches, accept, reject, replay):
+    app.command(verb.__name__, epilog=epilog(f"agent {verb.__name__}"))(verb)
 
 
 @app.command(epilog=epilog("agent work"))
 def work(  # noqa: PLR0913 - a verb has as many parameters as it has options
     folder: Annotated[Path, typer.Argument(help="Folder to work in.")],
-    prompt: Annotated[
-        str, typer.Argument(help="Work to do; without it, a conversation begins.")
-    ] = "",
+    prompts: Prompts = None,
     *,
-    gateway: Annotated[str, typer.Option(envvar="ETUDE_GATEWAY", help="URL of the gateway.")],
-    model: Annotated[str, typer.Option(help="Served model.")],
+    gateway: Gateway,
+    model: Model,
     key: Key = "",
-    tools: Annotated[
-        Literal["Standard", "Compact"],
-        typer.Option("--toolset", help="`rollout.toolset` of the policy's training."),
-    ] = "Standard",
-    tool_format: Annotated[
-        Literal["Xml", "Native"], typer.Option(help="`rollout.toolFormat` of that training.")
-    ] = "Xml",
-    turns: Annotated[int, typer.Option(min=1, help="Turns for one instruction.")] = 100,
-    turn_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one turn.")] = 8192,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="Of sampling.")] = 1.0,
-    yes: Annotated[bool, typer.Option("--yes", help="Make edits without a question.")] = False,
-    commands: Annotated[
-        bool, typer.Option("--commands", help="Run commands without a question.")
-    ] = False,
+    tools: Toolset = "Standard",
+    tool_format: ToolFormat = "Xml",
+    turns: Turns = 100,
+    turn_tokens: TurnTokens = 8192,
+    temperature: Temperature = 1.0,
+    yes: Yes = False,
+    commands: Commands = False,
+    pool: Pool = "",
+    pool_name: PoolName = "",
+    template: Template = "",
+    wait: Wait = 60,
     state: StateFolder = None,
 ) -> None:
     """Work in a folder: edits are shown as diffs, and asked for, as commands are.
 
     Conversations end with the end of input (Ctrl-D) or /done; /abandon ends a task as given up.
     Ctrl-C stops the work on an instruction. Prompt, tools and results are those of training.
+
+    With --pool, a leased environment has a copy of the folder, commands run there without a
+    question, and what was changed comes back as a patch: etude agent accept --help.
     """
-    is_terminal = sys.stdin.isatty()
-    _check_work(folder, key, can_talk=bool(prompt) or is_terminal)
+    _check_work(folder, key, prompts or [], is_in_pool=bool(pool))
     from etude.agent.interactive.gateway_policy import GatewayAddress, GatewayPolicy
-    from etude.agent.interactive.session import AgentSession, ConversationEvents
     from etude.agent.toolsets import toolset
-    from etude.cli.agent.conversation import TerminalConversation, check_gateway
-    from etude.cli.agent.screen import TerminalInput, TextScreen
+    from etude.cli.agent.conversation import UserWork, check_gateway, converse
 
-    home = _open_state(state)
-    client = home.open_client(key)
-    if home.read_consent() is None:
-        say("no feedback is sent; to help the policy learn from you: etude agent consent --help")
     address = GatewayAddress(url=check_gateway(gateway), model=model, key=key)
-    policy = GatewayPolicy(address, toolset(tools), tool_format, turn_tokens, temperature)
-    terminal = TerminalInput(sys.stdin.fileno())
-    screen = TextScreen(yes, commands, terminal.ask if is_terminal else None)
-    events = ConversationEvents(client, home, folder.resolve(), policy)
-    _tell_session(home, policy)
-    session = AgentSession.open(events, screen, screen, max_turns=turns)
-    conversation = TerminalConversation(session, home, terminal)
-    if prompt:
-        conversation.work_once(prompt)
-    else:
-        conversation.converse()
+    settings = (toolset(tools), tool_format, turn_tokens, temperature)
+    work = UserWork(
+        home=open_state(state),
+        key=key,
+        folder=folder.resolve(),
+        make_policy=lambda: GatewayPolicy(address, *settings),
+        max_turns=turns,
+        accepts_edits=yes,
+    )
+    if not pool:
+        converse(work, "".join(prompts or ()), accepts_commands=commands)
+        return
+    from etude.cli.agent.pool_work import find_place, work_in_pool
+
+    place = find_place(pool, pool_name, template, toolset=tools, wait_s=wait)
+    raise typer.Exit(work_in_pool(work, place, prompts or ()))
 
 
-def _tell_session(home: "AgentState", policy: "GatewayPolicy") -> None:
-    """Say by which name the gateway records the conversation, if its user consents."""
-    from etude.common.turn_log import identify_rollout
-
-    stored = home.read_consent()
-    if stored is not None and stored.granted:
-        say(f"session {identify_rollout(stored.tenant, stored.user, policy.rollout)}")
-
-
-def _check_work(folder: Path, key: str, *, can_talk: bool) -> None:
+def _check_work(folder: Path, key: str, prompts: Sequence[str], *, is_in_pool: bool) -> None:
     """Check what work needs, before anything large is imported.
 
     Raises:
         UserError: something is missing.
     """
-    if not can_talk:
-        fix = "give the work: etude agent work FOLDER … 'Fix the date'"
-        _refuse("Usage", "there is no terminal to talk on", fix)
+    example = "give the work: etude agent work FOLDER … 'Fix the date'"
+    if not prompts and (is_in_pool or not sys.stdin.isatty()):
+        refuse("Usage", "there is no terminal to talk on, or it is in a pool", example)
+    if len(prompts) > 1 and not is_in_pool:
+        refuse("Usage", f"{len(prompts)} pieces of work at once need --pool", example)
     if not folder.is_dir():
-        _refuse("NotFound", f"{folder} is no folder", "name the folder to work in")
+        refuse("NotFound", f"{folder} is no folder", "name the folder to work in")
     if not key:
-        _refuse("Forbidden", "there is no API key", "export ETUDE_API_KEY=etude_…")
+        refuse("Forbidden", "there is no API key", "export ETUDE_API_KEY=etude_…")
 
 
 @app.command(epilog=epilog("agent consent"))
@@ -154,7 +133,7 @@ def consent(  # noqa: PLR0913 - a verb has as many parameters as it has options
     """
     from etude.agent.interactive.consent import SHARED, StoredConsent, make_client
 
-    home = _open_state(state)
+    home = open_state(state)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     if revoke:
         number = home.revoke(key, at=now)
@@ -166,7 +145,7 @@ def consent(  # noqa: PLR0913 - a verb has as many parameters as it has options
     options = {"--feedback": feedback, "--tenant": tenant, "--user": user, "--terms": terms}
     missing = [name for name, value in options.items() if not value]
     if missing:
-        _refuse("Usage", f"{', '.join(missing)} missing", "name service, tenant, user and terms")
+        refuse("Usage", f"{', '.join(missing)} missing", "name service, tenant, user and terms")
     decision = StoredConsent(
         service=feedback, tenant=tenant, user=user, terms=terms, granted=True, decided=now
     )
@@ -188,22 +167,14 @@ def observe(*, key: Key = "", state: StateFolder = None) -> None:
     from etude.agent.interactive.edits import observe_edits
     from etude.cli.agent.conversation import flush_events
 
-    home = _open_state(state)
+    home = open_state(state)
     client = home.open_client(key)
     if client is None:
-        _refuse("Forbidden", "there is no consent to feedback", "etude agent consent --help")
+        refuse("Forbidden", "there is no consent to feedback", "etude agent consent --help")
     number = observe_edits(home.journal, client, home.read_secret())
     say(f"looked at {number} edits")
     if not flush_events(client):
         raise typer.Exit(1)
-
-
-def _open_state(folder: Path | None) -> "AgentState":
-    """Open the state: in the given folder, or by the XDG rules."""
-    from etude.agent.interactive.consent import AgentState
-
-    root = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return AgentState(folder or Path(root) / "etude" / "agent")
 
 
 def _ask_consent(question: str) -> None:
@@ -216,7 +187,7 @@ def _ask_consent(question: str) -> None:
     from etude.cli.agent.screen import TerminalInput
 
     if not sys.stdin.isatty():
-        _refuse("Usage", "there is no terminal to ask on", "agree with --yes")
+        refuse("Usage", "there is no terminal to ask on", "agree with --yes")
     if TerminalInput(sys.stdin.fileno()).read_line(question).strip().lower() != "y":
         say("nothing was stored")
         raise typer.Exit(1)
@@ -234,12 +205,3 @@ def _show_consent(home: "AgentState") -> None:
             f"{word} at {stored.decided}: terms {stored.terms} of {stored.tenant}, {stored.service}"
         )
     say(SHARED)
-
-
-def _refuse(reason: str, what: str, fix: str) -> NoReturn:
-    """Refuse what the user asked for.
-
-    Raises:
-        UserError: always.
-    """
-    raise UserError(Problem(reason, what, "etude agent", fix))

@@ -22,46 +22,48 @@ from etude.cli.verbs.options import (
     Secret,
     write_ledger_options,
 )
+from etude.cli.verbs.production.agent_options import Template
 
 if TYPE_CHECKING:
+    from etude.agent import toolsets
     from etude.agent.recorded_conversation import RecordedTurn, ReplayReport
-    from etude.agent.toolsets import Toolset
     from etude.cli.environments.client import EnvironmentRequest
 
 _LEASE_S = 600
 _MAX_ARGUMENT_CHARS = 200
 
 
+Session = Annotated[str, typer.Argument(help="Session, as `etude agent work` names it.")]
+Pool = Annotated[
+    str, typer.Argument(metavar="POOL", help="A local run, or host:port of a pool's broker.")
+]
+Folder = Annotated[str, typer.Option(help="Files that the session began with: a folder, or a URI.")]
+Model = Annotated[Path, typer.Option(help="Model folder, by which tokens are read.")]
+Tenant = Annotated[str, typer.Option(help="Tenant of the session.")]
+Terms = Annotated[list[str], typer.Option(help="Version of the terms that allows it; repeatable.")]
+Toolset = Annotated[
+    Literal["Standard", "Compact"], typer.Option(help="Of the agent in the session.")
+]
+ToolFormat = Annotated[Literal["Xml", "Native"], typer.Option(help="Of the agent in the session.")]
+PoolName = Annotated[str, typer.Option("--pool", help="Pool of the run, where it has several.")]
+
+
 def replay(  # noqa: PLR0913 - a verb has as many parameters as it has options
-    session: Annotated[str, typer.Argument(help="Session, as `etude agent work` names it.")],
-    pool: Annotated[
-        str, typer.Argument(metavar="POOL", help="A local run, or host:port of a pool's broker.")
-    ],
+    session: Session,
+    pool: Pool,
     *,
-    folder: Annotated[
-        str, typer.Option(help="Files that the session began with: a folder, or a URI.")
-    ],
-    model: Annotated[Path, typer.Option(help="Model folder, by which tokens are read.")],
-    tenant: Annotated[str, typer.Option(help="Tenant of the session.")],
-    terms: Annotated[
-        list[str], typer.Option(help="Version of the terms that allows it; repeatable.")
-    ],
+    folder: Folder,
+    model: Model,
+    tenant: Tenant,
+    terms: Terms,
     store: LedgerStore,
     key_store: KeyStore,
     secret: Secret,
     ledger: Ledger = "feedback",
-    toolset: Annotated[
-        Literal["Standard", "Compact"], typer.Option(help="Of the agent in the session.")
-    ] = "Standard",
-    tool_format: Annotated[
-        Literal["Xml", "Native"], typer.Option(help="Of the agent in the session.")
-    ] = "Xml",
-    template: Annotated[
-        str, typer.Option(help="Template of the pool; needed where there are several.")
-    ] = "",
-    pool_name: Annotated[
-        str, typer.Option("--pool", help="Pool of the run, where it has several.")
-    ] = "",
+    toolset: Toolset = "Standard",
+    tool_format: ToolFormat = "Xml",
+    template: Template = "",
+    pool_name: PoolName = "",
     endpoint: Endpoint = None,
     region: Region = None,
     as_json: AsJson = False,
@@ -110,7 +112,7 @@ def _read_turns(*words: str) -> "list[RecordedTurn]":
 
 async def _replay(
     model: Path,
-    tools: "Toolset",
+    tools: "toolsets.Toolset",
     tool_format: str,
     turns: "Sequence[RecordedTurn]",
     place: "tuple[str, EnvironmentRequest]",

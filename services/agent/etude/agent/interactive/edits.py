@@ -87,6 +87,20 @@ class EditJournal:
             os.close(lock)
 
 
+def tell_applied_edit(
+    journal: EditJournal, client: EventClient, edit: AppliedEdit, turn: int
+) -> None:
+    """Remember an edit that a turn of the policy made, and tell of it.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    journal.add(edit)
+    hashes = edit.line_hashes
+    payload = {"turn": turn, "edit": edit.edit, "numLines": len(hashes), "lineHashes": hashes}
+    client.add("edit_applied", payload, edit.about, event_id=f"{edit.edit}-applied")
+
+
 def observe_edits(
     journal: EditJournal,
     client: EventClient,

@@ -12,7 +12,7 @@ from typing import Protocol
 from typing_extensions import override
 
 from etude.agent.interactive.consent import AgentState
-from etude.agent.interactive.edits import AppliedEdit, read_machine_time
+from etude.agent.interactive.edits import AppliedEdit, read_machine_time, tell_applied_edit
 from etude.agent.interactive.gateway_policy import STOPPED, GatewayPolicy
 from etude.agent.interactive.user_workspace import (
     REJECTED_COMMAND,
@@ -21,7 +21,6 @@ from etude.agent.interactive.user_workspace import (
     Decision,
     DecisionListener,
     Edit,
-    UserWorkspace,
     open_user_workspace,
 )
 from etude.agent.local import LocalEnvironment
@@ -86,7 +85,7 @@ class ConversationEvents(DecisionListener):
     def add(self, kind: str, **payload: object) -> None:
         """Add an event about the last turn."""
         if client := self.open_client():
-            client.add(kind, {"turn": self.turn, **payload}, self._context())
+            client.add(kind, {"turn": self.turn, **payload}, self.context())
 
     @override
     def note_command(self, decision: Decision) -> None:
@@ -101,22 +100,20 @@ class ConversationEvents(DecisionListener):
     @override
     def note_edit(self, edit: Edit, decision: Decision) -> None:
         """Tell of an edit that was shown, decided on, and made or not."""
-        if self.open_client() is None:
+        client = self.open_client()
+        if client is None:
             return
         self._note_decision(decision, num_lines=len(edit.diff))
         if decision is Decision.REJECTED or edit.is_deletion:
             return
-        secret, name = self.state.read_secret(), uuid.uuid4().hex
-        hashes = hash_lines(secret, edit.new_lines)
         applied = AppliedEdit(
-            edit=name,
+            edit=uuid.uuid4().hex,
             path=str(self.folder / edit.path),
-            line_hashes=tuple(hashes),
+            line_hashes=tuple(hash_lines(self.state.read_secret(), edit.new_lines)),
             made=read_machine_time(),
-            about=self._context(),
+            about=self.context(),
         )
-        self.state.journal.add(applied)
-        self.add("edit_applied", edit=name, numLines=len(hashes), lineHashes=hashes)
+        tell_applied_edit(self.state.journal, client, applied, self.turn)
 
     def note_instruction(self, text: str) -> None:
         """Tell of the user's message; the first one of a conversation follows no turn."""
@@ -151,9 +148,10 @@ class ConversationEvents(DecisionListener):
         """Tell of the end of the task: Closed, Abandoned, Merged or Reverted."""
         client = self.open_client()
         if client is not None and self.policy.num_turns:
-            client.add("task_closed", {"outcome": outcome}, self._context())
+            client.add("task_closed", {"outcome": outcome}, self.context())
 
-    def _context(self) -> EventContext:
+    def context(self) -> EventContext:
+        """The conversation, as events name it."""
         return EventContext(self.subject, self.policy.rollout, self.policy.policy_version)
 
 
@@ -207,9 +205,9 @@ class _ObservedPolicy(PolicyConversation):
 
 @dataclass(slots=True)
 class _ObservedEnvironment(RolloutEnvironment):
-    """The user's folder, whose calls are shown and told of."""
+    """Files of the user, or a copy of them, whose calls are shown and told of."""
 
-    inner: LocalEnvironment
+    inner: RolloutEnvironment
     policy: _ObservedPolicy
     screen: Screen
 
@@ -225,11 +223,12 @@ class _ObservedEnvironment(RolloutEnvironment):
 
 @dataclass(slots=True)
 class AgentSession:
-    """A conversation in one folder."""
+    """A conversation about one folder."""
 
     policy: GatewayPolicy
     events: ConversationEvents
-    workspace: UserWorkspace
+    environment: RolloutEnvironment
+    """The folder itself, or an environment with a copy of it."""
     screen: Screen
     max_turns: int
 
@@ -237,7 +236,7 @@ class AgentSession:
     def open(
         cls, events: ConversationEvents, approver: Approver, screen: Screen, *, max_turns: int
     ) -> "AgentSession":
-        """Open a conversation.
+        """Open a conversation that works in the folder itself.
 
         Args:
             events: about it, with its policy and its folder.
@@ -246,7 +245,8 @@ class AgentSession:
             max_turns: of the policy, for one instruction.
         """
         workspace = open_user_workspace(events.folder, approver, events)
-        return cls(events.policy, events, workspace, screen, max_turns)
+        environment = LocalEnvironment(events.policy.tools, workspace)
+        return cls(events.policy, events, environment, screen, max_turns)
 
     async def work(self, instruction: str) -> RolloutEnding:
         """Work on one instruction until the policy ends, or a limit.
@@ -259,11 +259,8 @@ class AgentSession:
         self.policy.add_instruction(instruction)
         costs = RolloutCosts()
         policy = _ObservedPolicy(self.policy, self.events, self.screen, costs)
-        tools = self.policy.tools
-        environment = _ObservedEnvironment(
-            LocalEnvironment(tools, self.workspace), policy, self.screen
-        )
-        loop = TurnLoop(policy, environment, tools, self.max_turns, costs)
+        environment = _ObservedEnvironment(self.environment, policy, self.screen)
+        loop = TurnLoop(policy, environment, self.policy.tools, self.max_turns, costs)
         try:
             ending = await loop.run()
         except asyncio.CancelledError:
