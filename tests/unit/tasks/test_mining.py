@@ -116,26 +116,35 @@ def test_a_documentation_is_summarised_by_its_first_sentence_without_markup() ->
 
 @pytest.mark.parametrize("cut", [1, 2, 20, 40])
 def test_a_journal_goes_on_after_a_line_that_was_cut_off(tmp_path: Path, cut: int) -> None:
-    journal = open_journal(tmp_path, {"seed": "1"})
-    journal.append(JournalLine(stable_tests=("a", "b"), suite_s=2.5))
-    before = (tmp_path / NAME).read_bytes()
-    journal.append(JournalLine(mutation="a.py:1-2:Body", task_id="shop-1"))
+    with open_journal(tmp_path, {"seed": "1"}) as journal:
+        journal.append(JournalLine(stable_tests=("a", "b"), suite_s=2.5))
+        before = (tmp_path / NAME).read_bytes()
+        journal.append(JournalLine(mutation="a.py:1-2:Body", task_id="shop-1"))
     whole = (tmp_path / NAME).read_bytes()
     (tmp_path / NAME).write_bytes(whole[: max(len(before), len(whole) - cut)])
-    again = open_journal(tmp_path, {"seed": "1"})
-    assert (again.stable_tests, again.suite_s, again.num_tasks) == (("a", "b"), 2.5, 0)
-    again.append(JournalLine(mutation="a.py:1-2:Body", task_id="shop-1"))
+    with open_journal(tmp_path, {"seed": "1"}) as again:
+        assert (again.stable_tests, again.suite_s, again.num_tasks) == (("a", "b"), 2.5, 0)
+        again.append(JournalLine(mutation="a.py:1-2:Body", task_id="shop-1"))
     assert (tmp_path / NAME).read_bytes() == whole
 
 
-def test_a_journal_of_other_settings_or_with_a_damaged_line_is_refused(tmp_path: Path) -> None:
-    open_journal(tmp_path, {"seed": "1"})
+def _open(folder: Path, seed: str) -> None:
+    with open_journal(folder, {"seed": seed}):
+        pass
+
+
+def test_a_journal_in_use_or_of_other_settings_or_damaged_is_refused(tmp_path: Path) -> None:
+    with (
+        open_journal(tmp_path, {"seed": "1"}),
+        pytest.raises(UserError, match="in use"),
+    ):
+        _open(tmp_path, "1")
     with pytest.raises(UserError, match="another seed"):
-        open_journal(tmp_path, {"seed": "2"})
+        _open(tmp_path, "2")
     with (tmp_path / NAME).open("ab") as file:
         file.write(b"{}x\n")
     with pytest.raises(UserError, match="damaged"):
-        open_journal(tmp_path, {"seed": "1"})
+        _open(tmp_path, "1")
 
 
 @given(delays=st.lists(st.integers(0, 3), max_size=8), jobs=st.integers(1, 4))

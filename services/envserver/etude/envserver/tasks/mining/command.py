@@ -5,8 +5,8 @@ python -m etude.envserver.tasks.mining.command REPO --out DIR [--with FOLDER] [-
 
 import argparse
 import asyncio
+import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -70,31 +70,33 @@ async def _mine(
         "seed": str(given.seed),
         "image": given.image,
     }
-    journal = open_journal(given.out, settings)
-    async with runner.open_runner(runner.parse_choice(given), []) as opened:
+    with open_journal(given.out, settings) as journal:
         # Beside the tasks, so that a rename is enough; its name begins with a dot, no task's does.
-        with tempfile.TemporaryDirectory(prefix=".unproved-", dir=given.out) as scratch:
+        scratch = given.out / ".unproved"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        async with runner.open_runner(runner.parse_choice(given), []) as opened:
+            suite = SuiteRunner(
+                runner=opened,
+                image=given.image,
+                command=command,
+                log_form=language.log_form,
+                timeout_s=given.timeout,
+            )
+            options = MiningOptions(
+                seed=given.seed, num_tasks=given.tasks, num_runs=given.runs, num_jobs=given.jobs
+            )
             miner = TaskMiner(
                 repository=repository,
                 language=language,
-                suite=SuiteRunner(
-                    runner=opened,
-                    image=given.image,
-                    command=command,
-                    log_form=language.log_form,
-                    timeout_s=given.timeout,
-                ),
-                options=MiningOptions(
-                    seed=given.seed,
-                    num_tasks=given.tasks,
-                    num_runs=given.runs,
-                    num_jobs=given.jobs,
-                ),
+                suite=suite,
+                options=options,
                 journal=journal,
-                scratch=Path(scratch),
+                scratch=scratch,
                 say=lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201 - progress
             )
             await miner.mine()
+        shutil.rmtree(scratch)
     return journal
 
 

@@ -1,8 +1,10 @@
 """Journal of a mining: outcomes of the mutations that were tried, by which a later call goes on."""
 
+import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,13 +59,32 @@ class MiningJournal:
             self.outcomes[line.mutation] = line
 
 
-def open_journal(folder: Path, settings: Mapping[str, str]) -> MiningJournal:
-    """Open the journal of a folder, or begin one.
+@contextlib.contextmanager
+def open_journal(folder: Path, settings: Mapping[str, str]) -> Iterator[MiningJournal]:
+    """Open the journal of a folder, or begin one; the folder is locked until the block ends.
 
     Raises:
-        UserError: it was begun with other settings, or a line of it is damaged.
+        UserError: another process mines into the folder, the journal was begun with other
+            settings, or a line of it is damaged.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _lock(descriptor, folder)
+        yield _read_journal(folder, settings)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as cause:
+        what, fix = "is in use by another call", "wait for its end, or name another folder"
+        raise UserError(Problem("Conflict", what, str(folder), fix)) from cause
+
+
+def _read_journal(folder: Path, settings: Mapping[str, str]) -> MiningJournal:
     path = folder / NAME
     found = MiningJournal(folder)
     data = path.read_bytes() if path.exists() else b""
