@@ -12,7 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 
 PINS = Path(__file__).parent
-_UV = ".tools/bin/uv"
+_UV = shutil.which("uv") or str(PINS.parents[1] / ".tools" / "bin" / "uv")
+"""As in the Makefile."""
 _VENDORED = """\
 [source.crates-io]
 replace-with = "vendored-sources"
@@ -158,7 +159,7 @@ def _take_sdist(project: Project, cache: Path, target: Path) -> None:
     (cache / "pypi" / f"{project.name}-{project.version}").rename(target)
     library = cache / "pypi" / "library"
     if not library.exists():
-        words = (str(PINS.parents[1] / _UV), "pip", "install", "--quiet", "--require-hashes")
+        words = (_UV, "pip", "install", "--quiet", "--require-hashes")
         where = ("--python", sys.executable, "-r", str(PINS / "python" / "tests.txt"), "--target")
         _run((*words, *where, str(library)), PINS)
     for name in project.modules:
