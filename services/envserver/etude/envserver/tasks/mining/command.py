@@ -5,9 +5,10 @@ python -m etude.envserver.tasks.mining.command REPO --out DIR [--with FOLDER] [-
 
 import argparse
 import asyncio
+import contextlib
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from etude.common.errors import EtudeError, Problem, UserError
@@ -70,11 +71,7 @@ async def _mine(
         "seed": str(given.seed),
         "image": given.image,
     }
-    with open_journal(given.out, settings) as journal:
-        # Beside the tasks, so that a rename is enough; its name begins with a dot, no task's does.
-        scratch = given.out / ".unproved"
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
+    with open_journal(given.out, settings) as journal, open_scratch(given.out) as scratch:
         async with runner.open_runner(runner.parse_choice(given), []) as opened:
             suite = SuiteRunner(
                 runner=opened,
@@ -96,8 +93,22 @@ async def _mine(
                 say=lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201 - progress
             )
             await miner.mine()
-        shutil.rmtree(scratch)
     return journal
+
+
+@contextlib.contextmanager
+def open_scratch(out: Path) -> Iterator[Path]:
+    """Make an empty folder for tasks that are not proved, and remove it in the end.
+
+    It lies beside the tasks, so that a rename is enough; its name begins with a dot, as no task's.
+    """
+    scratch = out / ".unproved"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def main(arguments: Sequence[str]) -> int:
