@@ -1,6 +1,7 @@
 """Tasks of a task set, found in a store."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from etude.common.blobs import Store
@@ -8,6 +9,8 @@ from etude.common.errors import Problem, UserError
 
 TASK_FILE = "task.toml"
 INSTRUCTION_FILE = "instruction.md"
+_LOOKUPS = 32
+"""Lookups at a time: a bucket answers each within tens of milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +31,11 @@ def find_tasks(store: Store, *, name: str, environment: str) -> tuple[Task, ...]
     Raises:
         UserError: there is no task, or one has no instruction.
     """
-    keys = {info.key for info in store.list("")}
-    folders = sorted(_folders(keys))
+    with ThreadPoolExecutor(_LOOKUPS, "find-tasks") as pool:
+        # The files of tasks are never listed: ten thousand tasks may hold millions.
+        listed = store.list_folders("")
+        folders = _keep_with(store, listed, TASK_FILE, pool)
+        complete = {*_keep_with(store, folders, INSTRUCTION_FILE, pool)}
     if not folders:
         raise UserError(
             Problem(
@@ -40,7 +46,7 @@ def find_tasks(store: Store, *, name: str, environment: str) -> tuple[Task, ...]
             )
         )
     for folder in folders:
-        if f"{folder}/{INSTRUCTION_FILE}" not in keys:
+        if folder not in complete:
             raise UserError(
                 Problem(
                     reason="InvalidSpec",
@@ -55,8 +61,9 @@ def find_tasks(store: Store, *, name: str, environment: str) -> tuple[Task, ...]
     )
 
 
-def _folders(keys: Iterable[str]) -> Iterable[str]:
-    for key in keys:
-        folder, _, file = key.rpartition("/")
-        if file == TASK_FILE and folder and "/" not in folder:
-            yield folder
+def _keep_with(
+    store: Store, folders: Sequence[str], file: str, pool: ThreadPoolExecutor
+) -> list[str]:
+    """The folders that hold a file, in their order."""
+    found = pool.map(store.head, [f"{folder}/{file}" for folder in folders])
+    return [folder for folder, info in zip(folders, found, strict=True) if info is not None]

@@ -1,10 +1,12 @@
 """The order of tasks: a permutation that depends on the seed alone."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.common.blobs import MemoryStore
+from etude.common.blobs import MemoryStore, open_store
 from etude.common.errors import UserError
 from etude.trainer.controller.admission.tasks import TaskOrder
 from etude.trainer.rollouts import tasks
@@ -50,6 +52,17 @@ def test_tasks_are_the_folders_with_a_task_file() -> None:
     found = tasks.find_tasks(store, name="train", environment="repos")
     assert [task.task_id for task in found] == ["train/a", "train/b"]
     assert found[0].uri == "file:///tasks/a"
+
+
+def test_tasks_of_a_folder_are_found_beside_what_is_no_task(tmp_path: Path) -> None:
+    for folder in ("b", "a", "a.b"):
+        (tmp_path / folder / "environment" / "deep").mkdir(parents=True)
+        (tmp_path / folder / "task.toml").touch()
+        (tmp_path / folder / "instruction.md").write_text("Fix add.")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "mining.jsonl").touch()
+    found = tasks.find_tasks(open_store(tmp_path.as_uri()), name="train", environment="repos")
+    assert [task.task_id for task in found] == ["train/a", "train/a.b", "train/b"]
 
 
 def test_an_empty_task_set_names_itself_and_the_way_out() -> None:
