@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from broker_bench import decisions, echo, shards
+from broker_bench import decisions, echo, heartbeats, shards
 from rich.console import Console
 from rich.table import Table
 
@@ -32,6 +32,7 @@ def main() -> None:
     options = _options()
     load = os.getloadavg()[0]
     decided = decisions.measure(options.rate, options.seconds, options.core)
+    beats = heartbeats.measure()
     with tempfile.TemporaryDirectory() as folder:
         calls, wire, survival = asyncio.run(_over_the_wire(Path(folder), options))
     found: dict[str, Any] = {
@@ -45,9 +46,11 @@ def main() -> None:
         "placements_echo_per_cpu_s": round(calls),
         "placements_to_echo_ratio": round(wire.placed / wire.broker_cpu_s / calls, 2),
         "placements_kill": survival._asdict(),
+        "heartbeat_whole_ms": round(beats.whole_ms, 3),
+        "heartbeat_changes_ms": round(beats.changes_ms, 3),
         "placements_load_average": load,
     }
-    _print(found, decided, survival)
+    _print(found, decided, survival, beats)
     known = json.loads(OUT.read_text()) if OUT.exists() else {}
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(json.dumps(known | found, indent=2) + "\n")
@@ -67,7 +70,12 @@ async def _over_the_wire(
     return calls, wire, survival
 
 
-def _print(found: dict[str, Any], decided: decisions.Outcome, survival: shards.Survival) -> None:
+def _print(
+    found: dict[str, Any],
+    decided: decisions.Outcome,
+    survival: shards.Survival,
+    beats: heartbeats.HeartbeatCosts,
+) -> None:
     table = Table(title="broker: 100 nodes x 600 slots, one core")
     for column in ("figure", "value", "beside it"):
         table.add_column(column)
@@ -87,6 +95,12 @@ def _print(found: dict[str, Any], decided: decisions.Outcome, survival: shards.S
         f"{found['placements_wire_per_cpu_s']}",
         f"{found['placements_to_echo_ratio']} x an empty call"
         f" ({found['placements_echo_per_cpu_s']})",
+    )
+    table.add_row(
+        f"a heartbeat of {heartbeats.LEASES} leases, {heartbeats.CHANGED} new",
+        f"{beats.changes_ms:.3f} CPU-ms, {beats.changes_bytes} bytes",
+        f"{beats.ratio:.1f} x less than whole: {beats.whole_ms:.3f} CPU-ms,"
+        f" {beats.whole_bytes} bytes",
     )
     table.add_row(
         "one of two brokers killed",

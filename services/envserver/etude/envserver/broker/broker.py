@@ -22,7 +22,7 @@ from etude.common.plans.registry import PlanRegistry
 from etude.envserver import metrics
 from etude.envserver.broker.dispatcher import Dispatcher
 from etude.envserver.broker.host_client import HostClient
-from etude.envserver.broker.hosts import HostDrains
+from etude.envserver.broker.hosts import HostDrains, HostState
 from etude.envserver.broker.launch_admission import (
     MAX_TTL_S,
     BrokerLoad,
@@ -152,11 +152,14 @@ class Broker:
             now_s=time.monotonic(),
             adopted_until_unix_ms=_unix_ms() + 1000 * ADOPTED_S,
         )
-        self.drains.update(now_s=time.monotonic())
+        host = self.ledger.hosts.get(request.node_id)
+        if host is None or (request.base_generation and not answer.generation):
+            return answer  # it was not taken in
+        self.drains.update_host(host, now_s=time.monotonic())
         for beginning in request.begun:
             self._record_beginning(request.node_id, beginning)
         answer.warm.extend(self.warm_targets.targets_of(request.node_id))
-        self._dispatch()
+        self._dispatch(host)
         return answer
 
     def report_plan(
@@ -305,12 +308,18 @@ class Broker:
     def _ttl_s(self, ttl_s: int) -> int:
         return min(ttl_s or self.spec.lease.ttl_seconds, MAX_TTL_S)
 
-    def _dispatch(self) -> None:
-        """Give adopted leases to their requests, and free slots to launches whose turn it is."""
+    def _dispatch(self, changed: HostState | None = None) -> None:
+        """Give adopted leases to their requests, and free slots to launches whose turn it is.
+
+        Args:
+            changed: the only host that can have free slots since the last call; None for any.
+        """
         if not self._is_rebuilt:
             return
         self._deliver_adopted()
-        if not len(self.queue) or not any(host.free for host in self.ledger.hosts):
+        hosts = self.ledger.hosts if changed is None else (changed,)
+        # A look at every host for each heartbeat of a full pool would grow with their square.
+        if not len(self.queue) or not any(host.free for host in hosts):
             return
         orders: dict[tuple[str, BatchKey], LaunchOrder] = {}
         for turn in self.queue.take(self.placer.offer, now_s=time.monotonic()):

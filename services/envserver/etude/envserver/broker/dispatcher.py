@@ -31,8 +31,8 @@ class Dispatcher:
     streams: OutcomeStreams
     grant: Callable[[LaunchOrder, environments_pb2.HeldLease, float], None]
     """Called with each lease that a host has opened, and when."""
-    on_capacity: Callable[[], None]
-    """Called when slots may have become free."""
+    on_capacity: Callable[[HostState | None], None]
+    """Called when slots of a host may have become free; without one, also when an order failed."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     def open(self, order: LaunchOrder, expires_unix_ms: int) -> None:
@@ -58,7 +58,7 @@ class Dispatcher:
         return task
 
     async def _open(self, order: LaunchOrder, leases: Sequence[environments_pb2.HeldLease]) -> None:
-        batch = order.batch
+        batch, freed = order.batch, None
         queued_ms = round(1000 * (time.monotonic() - batch.submitted_s))
         try:
             outcomes = await self._request_outcomes(order, leases)
@@ -69,6 +69,8 @@ class Dispatcher:
                 self._retry(turn, str(error))
         else:
             now_s = time.monotonic()
+            if all(outcome.HasField("lease") for outcome in outcomes):
+                freed = order.host
             for turn, held, outcome in zip(order.turns, leases, outcomes, strict=True):
                 if outcome.HasField("lease"):
                     held.lease.CopyFrom(outcome.lease)
@@ -78,7 +80,7 @@ class Dispatcher:
                     self._handle_refusal(order.host, turn, outcome)
         finally:
             order.host.settle_order(len(order.turns), order.cpu_ms)
-        self.on_capacity()
+        self.on_capacity(freed)
 
     async def _request_outcomes(
         self, order: LaunchOrder, leases: Sequence[environments_pb2.HeldLease]
@@ -127,4 +129,4 @@ class Dispatcher:
             log.warning("%d leases not closed: %s", len(closing.lease_ids), error)
         else:
             self.ledger.confirm_closed(closing.node_id, closing.lease_ids)
-            self.on_capacity()
+            self.on_capacity(self.ledger.hosts.get(closing.node_id))

@@ -43,6 +43,12 @@ class HostState:
     leases: set[str] = field(default_factory=set)
     closing: set[str] = field(default_factory=set)
     """Ended leases that it may still hold."""
+    generation: int = 0
+    """Of its newest heartbeat."""
+    reported: set[str] = field(default_factory=set)
+    """Leases that it holds, by its heartbeats."""
+    renewed: dict[str, int] = field(default_factory=dict)
+    """Ends in Unix milliseconds that it has not reported yet, by lease."""
     readiness_by_template: dict[str, TemplateReadiness] = field(default_factory=dict)
     started_templates: set[str] = field(default_factory=set)
     """Templates of which an environment has started here."""
@@ -102,6 +108,14 @@ class HostState:
             level.template: TemplateReadiness.from_message(level) for level in told.levels
         }
 
+    def update_reported(self, told: environments_pb2.HeartbeatRequest) -> None:
+        """Update the leases that it holds, of a heartbeat whose base is known."""
+        if not told.base_generation:
+            self.reported.clear()
+        self.reported.difference_update(told.ended_lease_ids)
+        self.reported.update(held.lease.lease_id for held in told.held)
+        self.generation = told.generation
+
     def reserve(self, template: str) -> None:
         """Deduct one environment that will be ordered here."""
         level = self.readiness(template)
@@ -153,6 +167,12 @@ class Hosts:
             return f"template {template!r} is quarantined on every host: {why}"
         slots = sum(host.slots for host in self._order)
         return f"no slot became free in time; this pool has {slots} on {len(self._order)} hosts"
+
+    def knows_base(self, told: environments_pb2.HeartbeatRequest) -> bool:
+        """True if the leases of a heartbeat are complete, or changes of what was taken in last."""
+        host = self._by_id.get(told.node_id)
+        base = told.base_generation
+        return not base or (host is not None and host.generation == base)
 
     def apply_heartbeat(
         self, told: environments_pb2.HeartbeatRequest, *, now_s: float
@@ -227,8 +247,12 @@ class HostDrains:
         if now_s >= self._until_s:
             self._names = frozenset()
         for host in self.hosts:
-            host.is_draining = host.node_id in self._names
-            if host.num_held:
-                host.idle_since_s = None
-            elif host.idle_since_s is None:
-                host.idle_since_s = now_s
+            self.update_host(host, now_s=now_s)
+
+    def update_host(self, host: HostState, *, now_s: float) -> None:
+        """Mark one host, which has just been heard."""
+        host.is_draining = host.node_id in self._names
+        if host.num_held:
+            host.idle_since_s = None
+        elif host.idle_since_s is None:
+            host.idle_since_s = now_s

@@ -1,5 +1,6 @@
 """Ledger of leases: active, ended, lost and adopted ones, by lease, batch, run and host."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,7 +15,17 @@ REMEMBER_S = 900.0
 """How long an ended lease is remembered, so that a host that missed its end still hears of it."""
 SETTLE_S = 5.0
 """A lease younger than this may be missing in a heartbeat that was written before it was opened."""
+AGE_STEP_S = 10
+"""Resolution of lease ages in reports."""
 _NEVER_UNIX_MS = 1 << 62
+
+
+class AgeClass(NamedTuple):
+    """Leases of one template that began at about one time."""
+
+    template: str
+    step: float
+    """Of AGE_STEP_S on the monotonic clock."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +45,8 @@ class GrantedLease:
     """Second since 1970 under which the ledger finds its end."""
     first_end_unix_ms: int = field(init=False)
     """Its end when it was granted, or as its host reported it first."""
+    age_class: AgeClass = field(init=False)
+    """Under which the ledger counts it while it lives."""
     is_claimed: bool = False
     """True once this broker gave it to its holder, or its holder renewed it here."""
 
@@ -76,6 +89,8 @@ class LeaseLedger:
     """Durations of leases that ended since the last tick."""
     adopted: list[GrantedLease] = field(default_factory=list)
     """Leases adopted since the broker last gave such leases to waiting requests."""
+    began: Counter[AgeClass] = field(default_factory=Counter)
+    """Living leases by template and age."""
     _ended: dict[str, float] = field(default_factory=dict)
     """When leases ended, oldest first."""
     _over: dict[str, int] = field(default_factory=dict)
@@ -126,17 +141,17 @@ class LeaseLedger:
         now_s: float,
         adopted_until_unix_ms: int = 0,
     ) -> environments_pb2.HeartbeatResponse:
-        """Take in the present state of a host.
+        """Take in the present state of a host, whole or as changes of a state that is known here.
 
         A lease that the host holds and that is unknown here was granted by a predecessor of this
         broker; it lives until the given time at least.
         """
+        if not self.hosts.knows_base(request):
+            return environments_pb2.HeartbeatResponse()
         host = self.hosts.apply_heartbeat(request, now_s=now_s)
-        answer = environments_pb2.HeartbeatResponse()
-        seen = set()
+        host.update_reported(request)
         for held in request.held:
             lease_id = held.lease.lease_id
-            seen.add(lease_id)
             granted = self.leases.get(lease_id)
             if held.lease.expires_unix_ms > self._over.get(lease_id, _NEVER_UNIX_MS):
                 # Its host had kept it, and its holder has resumed it there.
@@ -145,15 +160,14 @@ class LeaseLedger:
                 self._settle_claim(held, now_s)
             if granted is None and lease_id not in self._ended:
                 granted = self._adopt(held, host.node_id, now_s, adopted_until_unix_ms)
-            if granted is None or granted.node_id != host.node_id:
-                # It ended, or lives on another host: a lease is never on two.
-                answer.close_lease_ids.append(lease_id)
-            elif granted.lease.expires_unix_ms != held.lease.expires_unix_ms:
-                expires = granted.lease.expires_unix_ms
-                answer.renewed.add(lease_id=lease_id, expires_unix_ms=expires)
-        host.closing = set(answer.close_lease_ids)
-        self._forget_missing(host, seen, now_s)
-        return answer
+            if granted is not None and granted.node_id == host.node_id:
+                host.renewed[lease_id] = granted.lease.expires_unix_ms
+                if granted.lease.expires_unix_ms == held.lease.expires_unix_ms:
+                    del host.renewed[lease_id]
+        # Those that ended, or live on another host: a lease is never on two.
+        host.closing = host.reported - host.leases
+        self._forget_missing(host, now_s)
+        return _answer(host)
 
     def remove_silent_hosts(self, *, now_s: float) -> list[str]:
         """Remove hosts that missed three heartbeats; their leases are lost until they return."""
@@ -176,6 +190,9 @@ class LeaseLedger:
             if granted is not None:
                 granted.is_claimed = True
                 granted.lease.expires_unix_ms = expires_unix_ms
+                host = self.hosts.get(granted.node_id)
+                if host is not None:
+                    host.renewed[lease_id] = expires_unix_ms
                 if expires_unix_ms // 1000 < granted.end_s:
                     self._move_end(granted)
                 continue
@@ -288,8 +305,8 @@ class LeaseLedger:
         if host is not None:
             host.closing.add(other_id)
 
-    def _forget_missing(self, host: HostState, held: set[str], now_s: float) -> None:
-        for lease_id in host.leases - held:
+    def _forget_missing(self, host: HostState, now_s: float) -> None:
+        for lease_id in host.leases - host.reported:
             granted = self.leases[lease_id]
             if now_s - granted.granted_s > SETTLE_S:
                 self._drop(granted)
@@ -305,6 +322,8 @@ class LeaseLedger:
         host = self.hosts.get(granted.node_id)
         if host is not None:
             host.leases.add(lease_id)
+        granted.age_class = AgeClass(granted.template, granted.granted_s // AGE_STEP_S)
+        self.began[granted.age_class] += 1
 
     def _drop(self, granted: GrantedLease) -> None:
         lease_id, key = granted.lease.lease_id, granted.key
@@ -321,6 +340,10 @@ class LeaseLedger:
         host = self.hosts.get(granted.node_id)
         if host is not None:
             host.leases.discard(lease_id)
+            host.renewed.pop(lease_id, None)
+        self.began[granted.age_class] -= 1
+        if not self.began[granted.age_class]:
+            del self.began[granted.age_class]
 
     def _move_end(self, granted: GrantedLease) -> None:
         self._forget_end(granted)
@@ -332,3 +355,15 @@ class LeaseLedger:
         same.discard(granted.lease.lease_id)
         if not same:
             del self._ends[granted.end_s]
+
+
+def _answer(host: HostState) -> environments_pb2.HeartbeatResponse:
+    """Tell a host which of its leases to end, and the new ends of others."""
+    renewed = [
+        environments_pb2.LeaseExpiry(lease_id=lease_id, expires_unix_ms=expires)
+        for lease_id, expires in host.renewed.items()
+        if lease_id in host.reported and lease_id in host.leases
+    ]
+    return environments_pb2.HeartbeatResponse(
+        generation=host.generation, close_lease_ids=sorted(host.closing), renewed=renewed
+    )

@@ -2,11 +2,11 @@
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterator
 
 from etude.common.plans.registry import RunPlan
 from etude.envserver.broker.broker import Broker
+from etude.envserver.broker.lease_ledger import AGE_STEP_S
 from etude.envserver.broker.pool_statistics import quantile
 from etude.v1 import environments_pb2, plan_pb2
 
@@ -15,8 +15,6 @@ log = logging.getLogger(__name__)
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 """Of the distribution of how long leases last."""
 _ORIGIN_S = time.time() - time.monotonic()
-AGE_STEP_S = 10
-"""Resolution of lease ages in the report."""
 
 
 def make_report(broker: Broker) -> environments_pb2.WatchPoolResponse:
@@ -74,11 +72,7 @@ def _members(broker: Broker) -> Iterator[environments_pb2.NodeFigures]:
 
 
 def _held_figures(broker: Broker) -> Iterator[environments_pb2.HeldFigures]:
-    began = Counter(
-        (granted.template, granted.granted_s // AGE_STEP_S)
-        for granted in broker.ledger.leases.values()
-    )
-    for (template, step), count in sorted(began.items()):
+    for (template, step), count in sorted(broker.ledger.began.items()):
         at_s = (step + 0.5) * AGE_STEP_S
         yield environments_pb2.HeldFigures(
             template=template, count=count, since_unix_ms=unix_ms(at_s)

@@ -12,6 +12,7 @@ import grpc
 from etude.common import broker_shards
 from etude.envserver.host import warm_minimum
 from etude.envserver.host.host import Host
+from etude.envserver.host.leases.lease_changes import ConfirmedLeases, LeaseChanges
 from etude.envserver.host.leases.lease_fields import ISOLATION
 from etude.envserver.host.warm_minimum import NO_MINIMUM, WarmMinimum
 from etude.v1 import environments_pb2, environments_pb2_grpc
@@ -46,6 +47,10 @@ class HostHeartbeat:
     """Newest warm-pool targets of each broker."""
     _news: list[deque[environments_pb2.Beginning]] = field(init=False)
     """Starts that each broker has not been told yet."""
+    _confirmed: list[ConfirmedLeases] = field(init=False)
+    """Leases that each broker knows."""
+    _generation: int = field(default_factory=time.time_ns, init=False)
+    """Of the newest heartbeat: greater than those of this host's earlier processes."""
     _errands: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _expiring: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _unheard: set[int] = field(default_factory=set, init=False)
@@ -53,6 +58,7 @@ class HostHeartbeat:
 
     def __post_init__(self) -> None:
         self._news = [deque(maxlen=MAX_NEWS) for _ in self.brokers]
+        self._confirmed = [ConfirmedLeases() for _ in self.brokers]
 
     async def run(self, stop: asyncio.Event) -> None:
         """Send heartbeats until told to stop."""
@@ -87,14 +93,41 @@ class HostHeartbeat:
         self, index: int, held: Sequence[environments_pb2.HeldLease], num_held: int
     ) -> None:
         """Send one broker its share: slots with leases of other brokers' runs do not count."""
+        confirmed = self._confirmed[index]
+        answer = await self._ask_broker(index, confirmed.changes(held), held, num_held)
+        if answer is not None and not answer.generation and confirmed.generation:
+            # A broker that started meanwhile, or had lost this host.
+            confirmed.forget()
+            answer = await self._ask_broker(index, confirmed.changes(held), held, num_held)
+        if answer is None:
+            self._unheard.add(index)
+            self._warm.pop(index, None)
+            return
+        self._unheard.discard(index)
+        self._warm[index] = list(answer.warm)
+        self.host.renew(answer.renewed)
+        await self._run_in_background(self.host.close(list(answer.close_lease_ids)))
+
+    async def _ask_broker(
+        self,
+        index: int,
+        changes: LeaseChanges,
+        held: Sequence[environments_pb2.HeldLease],
+        num_held: int,
+    ) -> environments_pb2.HeartbeatResponse | None:
+        """The answer of a broker to one heartbeat; None if there is none."""
         readiness, news = self.host.driver.readiness(), list(self._news[index])
+        self._generation += 1
         request = environments_pb2.HeartbeatRequest(
             node_id=self.node_id,
             endpoint=self.host.endpoint,
             driver=self.host.driver.name,
             isolation=ISOLATION[self.host.driver.strength],
             slots=max(0, self.host.slots - (num_held - len(held))),
-            held=held,
+            held=changes.held,
+            ended_lease_ids=changes.ended_lease_ids,
+            generation=self._generation,
+            base_generation=changes.base_generation,
             snapshots=self._snapshots(index),
             draining=self.draining,
             levels=warm_minimum.template_levels(readiness, self.host.start_tracker.num_awaited()),
@@ -107,15 +140,14 @@ class HostHeartbeat:
         except grpc.aio.AioRpcError as error:
             if index not in self._unheard:
                 log.warning("broker %d does not answer: %s", index, error.details())
-            self._unheard.add(index)
-            self._warm.pop(index, None)
-            return
-        self._unheard.discard(index)
-        self._warm[index] = list(answer.warm)
-        for _ in news:
-            self._news[index].popleft()
-        self.host.renew(answer.renewed)
-        await self._run_in_background(self.host.close(list(answer.close_lease_ids)))
+            return None
+        if answer.generation == request.generation:
+            sent = [each.SerializeToString() for each in request.held]
+            self._confirmed[index].confirm(changes, sent, request.generation)
+        if answer.generation or not changes.base_generation:  # it was taken in
+            for _ in news:
+                self._news[index].popleft()
+        return answer
 
     async def _expire(self) -> None:
         async with self._expiring:
