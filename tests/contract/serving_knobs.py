@@ -78,6 +78,12 @@ ROUTE = {
 DRIVER = f"{TRAINER}.commands.evaluate_checkpoint"
 EVAL_RUN = {
     "checkpointRef.name": f"{OPERATOR}.evaluations.observe",
+    "runRef.name": f"{OPERATOR}.evaluations.observe",
+    **{
+        f"endpoint.{name}": f"{TRAINER}.commands.evaluate endpoint"
+        for name in ("url", "model", "requestSeconds")
+    },
+    "endpoint.secretRef.name": f"{OPERATOR}.evaluations.children",
     **{f"suites[].{name}": DRIVER for name in ("name", "uri", "environment", "limit")},
     "environments[].name": DRIVER + " each",
     "environments[].poolRef.name": f"{OPERATOR}.evaluations.observe",
@@ -98,7 +104,7 @@ EVAL_RUN = {
     "timeoutSeconds": f"{OPERATOR}.evaluations.children",
 }
 
-OWN = ("checkpointRef.", "comparison.")
+OWN = ("checkpointRef.", "comparison.", "endpoint.", "runRef.")
 """Fields that a route does not have: it chooses checkpoint and baseline."""
 ROUTE |= {
     f"gate.evaluation.{path}": reader if "." in path else f"{reader} spec"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.support.trainer.scripted_endpoint import serve_endpoint
 from tests.support.weights.publishing import TrainedPolicy
 
 from etude.common.api.checkpoint.spec import CheckpointSource
@@ -75,7 +76,7 @@ def world(partners: Any, model_folder: Path, tmp_path: Path) -> World:
             uid=f"uid-{name}",
             spec=EvalRunSpec.model_validate(body | spec),
             run=ResolvedRun(name="run", uid="uid-run", spec=run),
-            checkpoint=source,
+            checkpoint=None if "endpoint" in spec else source,
             results=f"{uri}/evaluations/{name}",
             baseline=f"{uri}/evaluations/served" if "comparison" in spec else None,
         )
@@ -227,6 +228,22 @@ async def test_a_checkpoint_is_compared_with_the_baseline_task_by_task(world: Wo
     assert (figures.metric, figures.difference, figures.tasks) == ("Success", "-1", NUM_TASKS)
     assert (figures.scored, figures.baseline_scored) == (suite.samples, suite.samples)
     assert result.baseline_policy == result.policy == "1.2"
+
+
+async def test_an_endpoint_is_compared_with_a_checkpoint_on_the_same_tasks(world: World) -> None:
+    await run_evaluation(world.order("served"), world.settings)
+    with serve_endpoint() as endpoint:
+        order = world.order(
+            checkpointRef=None,
+            endpoint={"url": endpoint.url, "model": "others-7b"},
+            runRef={"name": "run"},
+            rollout={"toolset": "Compact", "toolFormat": "Native", "timeoutSeconds": 20},
+            comparison={"baselineRef": {"name": "served"}, "minTasks": NUM_TASKS},
+        )
+        result = await run_evaluation(order, world.settings)
+    (suite,) = result.suites
+    assert (result.policy, result.manifest_digest, result.baseline_policy) == ("", "", "1.2")
+    assert (suite.mean, suite.difference, suite.tasks) == ("0.5000", "0.0000", NUM_TASKS)
 
 
 async def test_a_suite_that_the_baseline_lacks_decides_nothing(world: World) -> None:

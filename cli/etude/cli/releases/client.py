@@ -83,7 +83,7 @@ def read_evaluation(folder: Path, name: str) -> Evaluated:
         objects = json.loads((folder / "objects.json").read_bytes())
         found = {(each["kind"], each["metadata"]["name"]): each for each in objects}
         evaluation = EvalRun.parse_known_fields(found["EvalRun", name])
-        checkpoint_name = evaluation.spec.checkpoint_ref.name
+        checkpoint_name = found["EvalRun", name]["spec"]["checkpointRef"]["name"]
         checkpoint = Checkpoint.parse_known_fields(found["Checkpoint", checkpoint_name])
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = "is no EvalRun of this run whose checkpoint is there"

@@ -1,4 +1,4 @@
-"""`etude eval`: an EvalRun of a local run's checkpoint, as a cluster would evaluate it."""
+"""`etude eval`: an EvalRun beside a local run, as a cluster would evaluate it."""
 
 import json
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def evaluate(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a checkpoint of a run on this machine; the same command resumes after Ctrl-C."""
+    """Evaluate a checkpoint of a run, or an endpoint, here; the same command resumes it."""
     folder = runs.folder_of(run)
     name = runs.name_of(file, kind="EvalRun")
     runtime = runs.start_runtime(file, folder)
@@ -67,5 +67,6 @@ def _say_suites(status: Status) -> None:
         say(f"{suite['name']}: {', '.join(figures)}")
         if suite.get("sentence"):
             say(f"  {suite['sentence']}")
-    say(f"version {status['policy']}, manifest {status['manifestDigest'][:12]}")
+    if status.get("policy"):
+        say(f"version {status['policy']}, manifest {status['manifestDigest'][:12]}")
     say(f"results: {status['results']['uri']}")

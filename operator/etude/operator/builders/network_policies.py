@@ -67,7 +67,7 @@ def run_policies(
     if roles.rewards is not None:
         part = _role_selector(run, names.REWARDS)
         ingress = [_from([_role_selector(run, names.TRAINER)], names.REWARDS)]
-        judges = _judge_egress(roles.rewards.judge_endpoints)
+        judges = _model_egress(roles.rewards.judge_endpoints)
         policies.append(
             _policy(run, names.REWARDS, part, ingress, [*egress, *environments, *judges])
         )
@@ -198,7 +198,7 @@ def evaluation_policies(
 
     Args:
         evaluation: the evaluation.
-        run: of the evaluated checkpoint, whose store, rewards and collector it uses.
+        run: the run whose store, rewards and collector it uses.
         operator_namespace: namespace of the issuer.
         asks_issuer: its pods get their certificates from the chart's own issuer.
     """
@@ -207,15 +207,21 @@ def evaluation_policies(
     pools = sorted({each.pool_ref.name for each in evaluation.spec.environments})
     environments = [rule for pool in pools for rule in _pool_egress(pool)]
     rewards = run.spec.roles.rewards
-    judges = _judge_egress(rewards.judge_endpoints) if rewards is not None else []
+    judges = _model_egress(rewards.judge_endpoints) if rewards is not None else []
+    endpoint = evaluation.spec.endpoint
     driver, engines, graders = (
         {names.EVALUATION: evaluation.metadata.name, names.ROLE: role}
         for role in (names.EVALUATOR, names.INFERENCE, names.REWARDS)
     )
-    partners = [_to(engines, names.INFERENCE), _to(graders, names.REWARDS)]
+    from_driver = [_from([driver], names.INFERENCE)]
+    policies = [_policy(evaluation, names.INFERENCE, engines, from_driver, egress)]
+    sampled = [_to(engines, names.INFERENCE)]
+    if endpoint is not None:
+        policies, sampled = [], _model_egress([endpoint.url])
+    partners = [*sampled, _to(graders, names.REWARDS)]
     return [
         _policy(evaluation, names.EVALUATOR, driver, [], [*egress, *partners, *environments]),
-        _policy(evaluation, names.INFERENCE, engines, [_from([driver], names.INFERENCE)], egress),
+        *policies,
         _policy(
             evaluation,
             names.REWARDS,
@@ -323,8 +329,8 @@ def _external_egress(store: StoreAccess | None, otlp_endpoint: str | None) -> li
     return rules + _service_egress(url for url in urls if url is not None)
 
 
-def _judge_egress(endpoints: Sequence[str]) -> list[Rule]:
-    """Egress to the models that judge rollouts."""
+def _model_egress(endpoints: Sequence[str]) -> list[Rule]:
+    """Egress to models of others, which judge rollouts or are evaluated."""
     if not endpoints:
         return []
     ports = sorted({_port_of(url) for url in endpoints})

@@ -30,24 +30,36 @@ def resolve_inputs(
         what = f"metadata.name: there is an RLRun {evaluation.metadata.name} in this namespace"
         sentence = f"{what}, whose children have the same names: take another name"
         return false_condition(ACCEPTED, Reason.NAME_CONFLICT, sentence)
-    sentence = _checkpoint_problem(checkpoint)
-    if checkpoint is None or sentence:
-        what = f"spec.checkpointRef.name: {evaluation.spec.checkpoint_ref.name} {sentence}"
+    named = evaluation.spec.checkpoint_ref
+    sentence = "" if named is None else _checkpoint_problem(checkpoint)
+    if named is not None and sentence:
+        what = f"spec.checkpointRef.name: {named.name} {sentence}"
         return false_condition(ACCEPTED, Reason.CHECKPOINT_NOT_READY, what)
     if run is None:
-        sentence = "spec.checkpointRef: the run that wrote it is gone, and with it engine"
-        return false_condition(ACCEPTED, Reason.RUN_NOT_FOUND, f"{sentence}, rewards and store")
+        return false_condition(ACCEPTED, Reason.RUN_NOT_FOUND, _missing_run(evaluation))
     problem = cert_manager.cert_manager_problem(evaluation, platform.tls, observed.served)
     problem = problem or next(_problems(evaluation, observed, run, platform), None)
     if problem is not None:
         return problem
-    saved = checkpoint.saved_state
     return EvaluationInputs(
         run=run,
-        source=CheckpointSource(uri=saved.uri, manifest_digest=saved.manifest_digest),
+        source=None if checkpoint is None else _source(checkpoint),
         brokers={name: pool.spec.brokers for name, pool in observed.pools.items()},
         baseline=baseline.status.results if baseline is not None else None,
     )
+
+
+def _source(checkpoint: Checkpoint) -> CheckpointSource:
+    saved = checkpoint.saved_state
+    return CheckpointSource(uri=saved.uri, manifest_digest=saved.manifest_digest)
+
+
+def _missing_run(evaluation: EvalRun) -> str:
+    named = evaluation.spec.run_ref
+    if named is not None:
+        return f"spec.runRef.name: no RLRun {named.name} in this namespace whose spec is valid"
+    gone = "spec.checkpointRef: the run that wrote it is gone, and with it engine"
+    return f"{gone}, rewards and store"
 
 
 def _checkpoint_problem(checkpoint: Checkpoint | None) -> str:
@@ -64,15 +76,16 @@ def _checkpoint_problem(checkpoint: Checkpoint | None) -> str:
 def _problems(
     evaluation: EvalRun, observed: ObservedEvaluation, run: RLRun, platform: Platform
 ) -> Iterator[ConditionFact]:
-    for sentence in _run_problems(run, platform):
+    for sentence in _run_problems(evaluation, run, platform):
         yield false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, sentence)
     yield from _pool_problems(evaluation, observed)
     yield from _baseline_problems(evaluation, observed, run.spec.storage)
 
 
-def _run_problems(run: RLRun, platform: Platform) -> Iterator[str]:
-    of_run = f"spec.checkpointRef: run {run.metadata.name}"
-    if run.spec.roles.inference is None:
+def _run_problems(evaluation: EvalRun, run: RLRun, platform: Platform) -> Iterator[str]:
+    is_served = evaluation.spec.endpoint is None
+    of_run = f"spec.{'checkpointRef' if is_served else 'runRef'}: run {run.metadata.name}"
+    if is_served and run.spec.roles.inference is None:
         yield f"{of_run} has no roles.inference, which serves its policy"
     if run.spec.roles.rewards is None:
         yield f"{of_run} has no roles.rewards, which grades"

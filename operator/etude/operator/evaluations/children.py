@@ -43,8 +43,6 @@ COMMAND = ("python", "-m", "etude.trainer.commands.evaluate_checkpoint")
 RESULT_FILE = "/dev/termination-log"
 """Default of Kubernetes for terminationMessagePath."""
 DRIVER_CPU = "500m"
-SERVED_ROLES = (names.INFERENCE, names.REWARDS)
-"""Roles with StatefulSets, which are deleted when the evaluation is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +50,19 @@ class EvaluationInputs:
     """Objects that an accepted evaluation refers to."""
 
     run: RLRun
-    """The run that wrote the checkpoint."""
-    source: CheckpointSource
-    """The checkpoint's state."""
+    """The run that wrote the checkpoint, or whose rewards and store are used."""
+    source: CheckpointSource | None
+    """The checkpoint's state; None for a model at an endpoint."""
     brokers: dict[str, int]
     """Number of brokers of each pool, by environment."""
     baseline: Storage | None = None
     """Results to compare with."""
+
+
+def _served_roles(evaluation: EvalRun) -> tuple[str, ...]:
+    """Roles with StatefulSets, which are deleted when the evaluation is over."""
+    is_at_endpoint = evaluation.spec.endpoint is not None
+    return (names.REWARDS,) if is_at_endpoint else (names.INFERENCE, names.REWARDS)
 
 
 def results_storage(evaluation: EvalRun, run: RLRun) -> Storage:
@@ -80,7 +84,7 @@ def evaluation_children(
     """Everything that an evaluation owns, in the order to create it: the Job is the last."""
     run = inputs.run
     children = [_input_map(evaluation, inputs)]
-    for role in SERVED_ROLES:
+    for role in _served_roles(evaluation):
         name = names.child(evaluation.metadata.name, role)
         labels = {**owner_labels(evaluation), names.ROLE: role}
         children.append(service(evaluation, name, labels, PORTS[role]))
@@ -128,8 +132,9 @@ def _input_map(evaluation: EvalRun, inputs: EvaluationInputs) -> Manifest:
         results=results_storage(evaluation, run).uri,
         baseline=inputs.baseline.uri if inputs.baseline is not None else None,
     )
+    engines = {"inference.json": resolved.to_json()} if inputs.source is not None else {}
     files = {
-        "inference.json": resolved.to_json(),
+        **engines,
         "rewards.json": graded.to_json(),
         "evaluation.json": ordered.to_json(),
     }
@@ -218,11 +223,13 @@ def _job(evaluation: EvalRun, inputs: EvaluationInputs, platform: Platform) -> M
     """The Job that drives the rollouts, on nodes of the reward service's kind."""
     run, role = inputs.run, names.EVALUATOR
     name = evaluation.metadata.name
+    endpoint = evaluation.spec.endpoint
     engines = names.child(name, names.INFERENCE)
     targets = [
         names.address(engines, PORTS[names.INFERENCE]["grpc"], ordinal)
-        for ordinal in range(evaluation.spec.engines)
+        for ordinal in range(evaluation.spec.engines if endpoint is None else 0)
     ]
+    secret = endpoint.secret_ref if endpoint is not None else None
     rewards = names.address(names.child(name, names.REWARDS), PORTS[names.REWARDS]["grpc"])
     pod = RolePod(
         role=role,
@@ -239,6 +246,7 @@ def _job(evaluation: EvalRun, inputs: EvaluationInputs, platform: Platform) -> M
             _brokers_env(evaluation, inputs),
         ],
         resources=PodResources(cpu=DRIVER_CPU),
+        more_secrets=() if secret is None else (secret.name,),
         **_common(evaluation, run, role, platform, placed_as=role_spec(run, names.REWARDS)),
     )
     labels = owner_labels(evaluation)
@@ -290,6 +298,6 @@ def _certificates(evaluation: EvalRun, platform: Platform) -> list[Manifest]:
     tls = platform.tls
     parts = [
         certificates.run_identity(tls, evaluation, role)
-        for role in (*SERVED_ROLES, names.EVALUATOR)
+        for role in (*_served_roles(evaluation), names.EVALUATOR)
     ]
     return certificates.certificate_objects(evaluation, tls, parts)

@@ -29,9 +29,9 @@ class EvaluationReconciler(KindReconciler[EvalRun, EvalRunStatus]):
 
 
 def _references(evaluation: Manifest) -> Iterator[Ref]:
-    """The checkpoint, the pools and the baseline that an evaluation names."""
+    """The checkpoint, run, pools and baseline that an evaluation names."""
     namespace, spec = ref(evaluation).namespace, evaluation["spec"]
-    named = [("Checkpoint", spec.get("checkpointRef"))]
+    named = [("Checkpoint", spec.get("checkpointRef")), ("RLRun", spec.get("runRef"))]
     named += [("EnvPool", each.get("poolRef")) for each in spec.get("environments") or ()]
     named.append(("EvalRun", (spec.get("comparison") or {}).get("baselineRef")))
     for kind, about in named:

@@ -18,7 +18,7 @@ class ObservedEvaluation:
 
     checkpoint: Checkpoint | None = None
     run: RLRun | None = None
-    """The run that wrote the checkpoint."""
+    """The run that wrote the checkpoint, or whose rewards and store an endpoint is graded with."""
     namesake: bool = False
     """A run of the namespace has the name of the evaluation."""
     pools: Mapping[str, EnvPool] = field(default_factory=dict)
@@ -43,11 +43,14 @@ def observe_evaluation(
     children = {ref(m): m for m in cluster.list_owned(evaluation.metadata.uid)}
     job = children.get(job_ref(evaluation))
     sets = [m for key, m in children.items() if key.kind == "StatefulSet"]
-    checkpoint = read_object(cluster, Checkpoint, namespace, spec.checkpoint_ref.name)
+    named = spec.checkpoint_ref
+    checkpoint = None if named is None else read_object(cluster, Checkpoint, namespace, named.name)
     comparison = spec.comparison
     return ObservedEvaluation(
         checkpoint=checkpoint,
-        run=_run(cluster, checkpoint),
+        run=_run_of(cluster, checkpoint)
+        if spec.run_ref is None
+        else read_object(cluster, RLRun, namespace, spec.run_ref.name),
         namesake=cluster.get(Ref("RLRun", namespace, evaluation.metadata.name)) is not None,
         pools={
             each.name: pool
@@ -65,7 +68,7 @@ def observe_evaluation(
     )
 
 
-def _run(cluster: Cluster, checkpoint: Checkpoint | None) -> RLRun | None:
+def _run_of(cluster: Cluster, checkpoint: Checkpoint | None) -> RLRun | None:
     """The run that wrote a checkpoint; None if it is gone, or another has its name."""
     about = checkpoint.spec.run_ref if checkpoint is not None else None
     if checkpoint is None or about is None:

@@ -54,7 +54,9 @@ def complete_status(
 ) -> EvalRunStatus:
     """Status with the result."""
     accepted = true_condition(ACCEPTED, Reason.ACCEPTED)
-    done = true_condition(COMPLETE, Reason.EVALUATED, _sentence(result))
+    endpoint = evaluation.spec.endpoint
+    policy = f"version {result.policy}" if endpoint is None else endpoint.model
+    done = true_condition(COMPLETE, Reason.EVALUATED, _sentence(result, policy))
     status = _status(evaluation, [accepted, done], "Complete", now)
     found = {name: getattr(result, name) for name in EvaluationResult.model_fields}
     summary = summarise_suites(result.suites)
@@ -86,10 +88,10 @@ def summarise_suites(suites: Sequence[SuiteResult]) -> EvaluationSummary:
     )
 
 
-def _sentence(result: EvaluationResult) -> str:
+def _sentence(result: EvaluationResult, policy: str) -> str:
     """The figures and verdicts, for the condition and its Event."""
     figures = summarise_suites(result.suites)
-    text = f"{figures.suites}: mean {figures.mean} of version {result.policy}"
+    text = f"{figures.suites}: mean {figures.mean} of {policy}"
     decided = [f"{each.name} {each.sentence}" for each in result.suites if each.sentence]
     return "; ".join([text, *decided])
 

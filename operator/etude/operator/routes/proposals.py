@@ -259,7 +259,10 @@ def _choose(work: _Work, owned: Mapping[str, EvalRun], plan: EvaluationPlan) -> 
     begun = {
         each.spec.checkpoint_ref.name
         for each in owned.values()
-        if is_under_way(each) and has_plan(each, plan) and _baseline_of(each) == work.name
+        if each.spec.checkpoint_ref is not None
+        and is_under_way(each)
+        and has_plan(each, plan)
+        and _baseline_of(each) == work.name
     }
     started = (each for each in work.candidates if each.metadata.name in begun)
     return next(started, work.candidates[0])
@@ -340,7 +343,10 @@ def propose_evaluation(
     name = evaluation.metadata.name
     if not _condition_message(evaluation, COMPLETE):
         return f"EvalRun {name} is {evaluation.status.phase or 'Pending'}, not Complete"
-    checkpoint = evaluation.spec.checkpoint_ref.name
+    named = evaluation.spec.checkpoint_ref
+    if named is None:
+        return f"EvalRun {name} is of a model at an endpoint, which no engine of ours can serve"
+    checkpoint = named.name
     if checkpoint not in inputs.checkpoints:
         return f"{checkpoint} of EvalRun {name} is no Checkpoint of the route's run"
     if inputs.report is None or inputs.target is None:

@@ -53,8 +53,9 @@ class ResolvedEvaluation(Model):
     uid: str
     spec: EvalRunSpec
     run: ResolvedRun
-    """The run that wrote the checkpoint."""
-    checkpoint: CheckpointSource
+    """The run that wrote the checkpoint, or whose rewards and store are used."""
+    checkpoint: CheckpointSource | None = None
+    """None for a model at an endpoint."""
     results: Uri
     """Prefix of its results, in the run's store."""
     baseline: Uri | None = None

@@ -243,6 +243,48 @@ async def test_a_comparison_starts_once_the_baseline_has_its_result(evaluations:
     assert order["baseline"] == "s3://runs/demo/evaluations/served-uid-serv"
 
 
+ENDPOINT: dict[str, Any] = {
+    "checkpointRef": None,
+    "endpoint": {
+        "url": "https://models.example.com:8443/v1",
+        "model": "others-7b",
+        "secretRef": {"name": "others-key"},
+    },
+    "rollout": {"toolFormat": "Native"},
+}
+
+
+async def test_an_endpoint_is_evaluated_without_engines(evaluations: Any) -> None:
+    await evaluations.add(**ENDPOINT, runRef={"name": "demo"})
+    children = evaluations.children()
+    assert [key.name for key in children if key.kind == "StatefulSet"] == ["held-out-rewards"]
+    files = children[Ref("ConfigMap", "lab", "held-out-evaluation")]["data"]
+    assert set(files) == {"rewards.json", "evaluation.json"}
+    order = json.loads(files["evaluation.json"])
+    assert order["spec"]["endpoint"]["model"] == "others-7b"
+    assert "checkpoint" not in order
+    driver = children[Ref("NetworkPolicy", "lab", "held-out-evaluator")]["spec"]["egress"]
+    assert [{"port": 8443, "protocol": "TCP"}] in [rule.get("ports") for rule in driver]
+    assert Ref("NetworkPolicy", "lab", "held-out-inference") not in children
+    job = children[Ref("Job", "lab", "held-out-evaluator")]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert {"secretRef": {"name": "others-key"}} in container["envFrom"]
+    await evaluations.end(json.dumps({"suites": [{"name": "held-out", "mean": "0.6120"}]}))
+    status, _, sentence = evaluations.reason("Complete")
+    assert status == "True"
+    assert sentence == "held-out: mean 0.612 of others-7b"
+
+
+async def test_an_endpoint_waits_for_the_run_whose_rewards_grade_it(evaluations: Any) -> None:
+    await evaluations.add(**ENDPOINT, runRef={"name": "none"})
+    assert evaluations.reason("Accepted") == (
+        "False",
+        "RunNotFound",
+        "spec.runRef.name: no RLRun none in this namespace whose spec is valid",
+    )
+    assert evaluations.children() == {}
+
+
 async def test_what_has_begun_goes_on_without_its_checkpoint(evaluations: Any, lab: Any) -> None:
     await evaluations.add()
     lab.cluster.purge(Ref("Checkpoint", "lab", evaluations.get().spec.checkpoint_ref.name))

@@ -58,7 +58,8 @@ def _evaluated(evaluation: Manifest) -> list[str]:
     """Name of the checkpoint of an evaluation that is not over."""
     if is_true(evaluation, "Complete") or is_true(evaluation, "Failed"):
         return []
-    return [evaluation["spec"]["checkpointRef"]["name"]]
+    checkpoint = evaluation["spec"].get("checkpointRef")
+    return [checkpoint["name"]] if checkpoint else []
 
 
 def _served(route: Manifest) -> list[str]:

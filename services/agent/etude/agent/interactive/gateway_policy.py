@@ -6,19 +6,15 @@ by the id of its call: so it renders what a training rollout renders, token for 
 """
 
 import asyncio
-import http.client
 import json
-import socket
-import ssl
-import urllib.parse
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NoReturn
 
 from typing_extensions import override
 
-from etude.agent.tool_calls import MalformedCall, ParsedCall, read_json
+from etude.agent.chat_exchange import ChatExchange, TurnAnswer, read_answer, read_wait
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import Toolset
 from etude.agent.trajectory import RolloutEnding
@@ -30,11 +26,7 @@ ToolFormatName = Literal["Xml", "Native"]
 CHAT = "/v1/chat/completions"
 _ANSWER_S = 900.0
 """For one turn: a gateway ends turns earlier."""
-_CONNECT_S = 10.0
-"""For a connection, which nothing interrupts."""
-_MAX_ANSWER_BYTES = 64 << 20
 _ATTEMPTS = 4
-_LONGEST_WAIT_S = 30.0
 STOPPED = "Error: the work was stopped here; the call may have run"
 
 
@@ -47,13 +39,10 @@ class GatewayAddress:
     key: str = field(repr=False)
     """API key with the scope serve."""
 
-
-class TurnAnswer(NamedTuple):
-    """One answer of the gateway."""
-
-    message: Mapping[str, Any]
-    finish_reason: str
-    policy_version: str
+    @property
+    def chat_url(self) -> str:
+        """URL of chat completions; the address may end in /v1 or not."""
+        return f"{self.url.rstrip('/').removesuffix('/v1')}{CHAT}"
 
 
 @dataclass(slots=True)
@@ -104,7 +93,7 @@ class GatewayPolicy(PolicyConversation):
         is_cut = answer.finish_reason == "length"
         # Of a turn that was cut, no call runs: the loop ends.
         return PolicyTurn(
-            [] if is_cut else [_read_call(call) for call in calls],
+            [] if is_cut else answer.calls,
             message.get("content") or "",
             is_cut=is_cut,
         )
@@ -142,14 +131,14 @@ class GatewayPolicy(PolicyConversation):
         request = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
         attempt = 0
         while True:
-            exchange = _Exchange(self.address, self._headers(), request)
+            exchange = ChatExchange(self.address.chat_url, self._headers(), request, _ANSWER_S)
             status, headers, data = await exchange.run()
             if status == 200:
-                return _read_answer(headers, data)
+                return read_answer(headers, data)
             attempt += 1
             if status not in {429, 503} or attempt == _ATTEMPTS:
                 _refuse(self.address, status, data)
-            await asyncio.sleep(_read_wait(headers, attempt))
+            await asyncio.sleep(read_wait(headers, attempt))
 
     def _headers(self) -> Mapping[str, str]:
         return {
@@ -158,96 +147,6 @@ class GatewayPolicy(PolicyConversation):
             "x-etude-rollout": self.rollout,
             "x-etude-tool-format": self.tool_format,
         }
-
-
-@dataclass(slots=True)
-class _Exchange:
-    """One request; the end of its task ends it too."""
-
-    address: GatewayAddress
-    headers: Mapping[str, str]
-    body: bytes
-    _connection: http.client.HTTPConnection | None = None
-
-    async def run(self) -> tuple[int, Mapping[str, str], bytes]:
-        """Status, headers and body of the answer.
-
-        Raises:
-            PlatformFaultError: none comes.
-            CancelledError: the task was cancelled.
-        """
-        try:
-            return await asyncio.to_thread(self._run)
-        except asyncio.CancelledError:
-            # Its thread waits for the gateway, and the process for its threads.
-            if self._connection is not None and self._connection.sock is not None:
-                self._connection.sock.shutdown(socket.SHUT_RDWR)
-            raise
-        except (OSError, http.client.HTTPException) as error:
-            raise PlatformFaultError(f"{self.address.url} does not answer: {error}") from error
-
-    def _run(self) -> tuple[int, Mapping[str, str], bytes]:
-        parts = urllib.parse.urlsplit(self.address.url)
-        host = parts.hostname or ""
-        if parts.scheme == "https":
-            context = ssl.create_default_context()
-            self._connection = http.client.HTTPSConnection(
-                host, parts.port, timeout=_CONNECT_S, context=context
-            )
-        else:
-            self._connection = http.client.HTTPConnection(host, parts.port, timeout=_CONNECT_S)
-        try:
-            path = parts.path.rstrip("/").removesuffix("/v1") + CHAT
-            self._connection.connect()
-            self._connection.sock.settimeout(_ANSWER_S)
-            self._connection.request("POST", path, self.body, dict(self.headers))
-            response = self._connection.getresponse()
-            data = response.read(_MAX_ANSWER_BYTES)
-            headers = {name.lower(): value for name, value in response.getheaders()}
-            return response.status, headers, data
-        finally:
-            self._connection.close()
-
-
-def _read_answer(headers: Mapping[str, str], data: bytes) -> TurnAnswer:
-    """Read an answer of the gateway.
-
-    Raises:
-        PlatformFaultError: it is no answer to a chat.
-    """
-    try:
-        choice = json.loads(data)["choices"][0]
-        message, finish = choice["message"], str(choice["finish_reason"])
-        calls = message.get("tool_calls") or []
-        functions = [call["function"] for call in calls]
-        texts = [message.get("content") or "", *(call["id"] for call in calls)]
-        texts += [text for each in functions for text in (each["name"], each["arguments"])]
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-        raise PlatformFaultError("the gateway's answer is none of a chat") from None
-    if not all(isinstance(text, str) for text in texts):
-        raise PlatformFaultError("the gateway's answer is none of a chat")
-    return TurnAnswer(message, finish, headers.get("x-policy-version", ""))
-
-
-def _read_call(call: Mapping[str, Any]) -> ParsedCall | MalformedCall:
-    function = call["function"]
-    text = function["arguments"]
-    try:
-        arguments = read_json(text)
-    except ValueError as error:
-        return MalformedCall(reason=f"the arguments are {error}", raw=text)
-    if not isinstance(arguments, dict):
-        return MalformedCall(reason="the arguments are not a JSON object", raw=text)
-    if not function["name"]:
-        reason, raw = str(arguments.get("reason", "")), str(arguments.get("raw", ""))
-        return MalformedCall(reason=reason, raw=raw)
-    return ParsedCall(name=function["name"], arguments=arguments)
-
-
-def _read_wait(headers: Mapping[str, str], attempt: int) -> float:
-    text = headers.get("retry-after", "")
-    asked_s = float(text) if text.isascii() and text.isdecimal() and len(text) < 8 else 0.0
-    return min(_LONGEST_WAIT_S, max(asked_s, 0.5 * 2.0**attempt))
 
 
 def _refuse(address: GatewayAddress, status: int, data: bytes) -> NoReturn:

@@ -58,7 +58,7 @@ def samples_of(rows: Iterable[Row], metric: str) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for row in rows:
         value = row.get(metric)
-        if "reward" in row and isinstance(value, int | float):
+        if ("reward" in row or "success" in row) and isinstance(value, int | float):
             found.setdefault(str(row.get("task_id")), []).append(float(value))
     return found
 

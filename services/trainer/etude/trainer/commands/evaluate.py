@@ -9,16 +9,18 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from etude.agent.chat import ChatFormat
+from etude.common.api.evaluation.spec import EvaluatedEndpoint
 from etude.common.api.meta import Model, Name, Uri
 from etude.common.api.run.phases import RolloutPolicy, TaskSet
 from etude.common.api.storage import Storage
@@ -28,6 +30,7 @@ from etude.common.run_folder.record import open_record
 from etude.common.stores import WEIGHT_SUFFIXES, local_folder, open_run_store, open_source
 from etude.common.weights import VersionId
 from etude.trainer.controller.reporting.rows import Row, evaluation_fields, rollout_rows
+from etude.trainer.rollouts.endpoint_policy import ChatEndpoint
 from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
 from etude.trainer.rollouts.suite_results import SuiteResults
 from etude.trainer.rollouts.suites import Marks, Records, SuitePass, SuiteRunner
@@ -40,20 +43,24 @@ log = logging.getLogger(__name__)
 
 IDENTITY = "job.json"
 SUMMARY = "result.json"
+ENDPOINT_KEY = "ENDPOINT_API_KEY"
+"""Environment variable with the bearer token of an endpoint."""
 Target = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class EvaluationJob(Model):
-    """One policy version on one suite."""
+    """One policy on one suite: a version on engines, or a model at an endpoint."""
 
     name: Name
     """Of the evaluation; part of every rollout's id."""
     uid: Annotated[str, Field(min_length=1, max_length=64)]
     """Owner of its environments at the broker."""
-    policy: Annotated[str, Field(pattern=r"^[0-9]{1,9}\.[0-9]{1,12}$")]
+    policy: Annotated[str, Field(pattern=r"^[0-9]{1,9}\.[0-9]{1,12}$")] | None = None
     """Version that the engines serve; rollouts that another one touched do not count."""
-    model: Uri
+    model: Uri | None = None
     """Folder with the tokenizer."""
+    endpoint: EvaluatedEndpoint | None = None
+    """Model that answers in place of engines; its key is ENDPOINT_API_KEY."""
     tasks: TaskSet
     """The suite."""
     limit: Annotated[int, Field(ge=1)] | None = None
@@ -66,7 +73,7 @@ class EvaluationJob(Model):
     """Seeds of all rollouts follow from it."""
     rollout: RolloutPolicy = RolloutPolicy()
     """Limits of a rollout."""
-    engines: Annotated[tuple[Target, ...], Field(min_length=1)]
+    engines: tuple[Target, ...] = ()
     """host:port of each engine."""
     broker: Target
     """host:port of the pool's broker."""
@@ -74,6 +81,9 @@ class EvaluationJob(Model):
     """Template of the pool."""
     rewards: Target
     """host:port of the reward service."""
+    reward_counts_tokens: bool = False
+    """A reward function counts tokens: the rewards of an endpoint, which gives none, are left
+    out."""
     score_timeout_seconds: Annotated[int, Field(ge=1)] = 600
     """Longest time of scoring one rollout."""
     outage_seconds: Annotated[int, Field(ge=1)] = 300
@@ -83,7 +93,7 @@ class EvaluationJob(Model):
 
     def identity(self) -> bytes:
         """The fields that decide about results: no addresses and no waiting times."""
-        fields = {
+        fields: set[str] | dict[str, Any] = {
             "name",
             "policy",
             "model",
@@ -94,7 +104,16 @@ class EvaluationJob(Model):
             "seed",
             "rollout",
         }
+        if self.endpoint is not None:
+            fields = dict.fromkeys(fields, True) | {"endpoint": {"url", "model"}}
         return self.model_dump_json(include=fields, by_alias=True).encode()
+
+    @model_validator(mode="after")
+    def _has_one_policy(self) -> Self:
+        on_engines = [self.policy is not None, self.model is not None, bool(self.engines)]
+        if any(on_engines) if self.endpoint is not None else not all(on_engines):
+            raise ValueError("give policy, model and engines, or endpoint alone")
+        return self
 
 
 @dataclass(slots=True, kw_only=True)
@@ -126,24 +145,28 @@ class JobRunner:
         log.warning("%d rollouts are redrawn: other versions touched them", len(marked))
 
 
-async def evaluate(job: EvaluationJob) -> Row:
+async def evaluate(job: EvaluationJob, *, key: str = "") -> Row:
     """Run or finish an evaluation; returns the content of result.json.
 
+    Args:
+        job: the evaluation.
+        key: bearer token of its endpoint.
+
     Raises:
-        UserError: the suite has no task, the model folder does not exist, or another job has
-            results at this prefix.
+        UserError: the suite has no task, the model folder does not exist, another job has
+            results at this prefix, or the endpoint refuses all requests.
         EtudeError: a store does not answer.
     """
     store = open_run_store(job.storage.uri, job.storage)
     await asyncio.to_thread(_check_identity, job, store)
     source = open_source(job.tasks.uri, job.storage)
     tasks = find_tasks(source, name=job.tasks.name, environment=job.tasks.environment)[: job.limit]
-    results = SuiteResults(store=store, policy=VersionId.parse(job.policy))
+    results = SuiteResults(store=store, policy=VersionId.parse(job.policy) if job.policy else None)
     finished = await asyncio.to_thread(results.read)
     with TemporaryDirectory(prefix="etude-evaluation-") as scratch:
-        model = local_folder(job.model, Path(scratch), job.storage, leave_out=WEIGHT_SUFFIXES)
-        chat = ChatFormat.load(model)
-        worker = RolloutWorker(_worker_config(job, model))
+        model = _model_folder(job, Path(scratch))
+        chat = None if model is None else ChatFormat.load(model)
+        worker = RolloutWorker(_worker_config(job, model, key))
         runner = JobRunner(job=job, worker=worker, results=results, finished=finished)
         try:
             records = await SuiteRunner(
@@ -162,14 +185,31 @@ async def evaluate(job: EvaluationJob) -> Row:
             )
         except ExceptionGroup as failed:
             # Groups run beside each other: the first error has ended the others.
-            raise failed.exceptions[0] from failed
+            error: Exception = failed
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
+            raise error from failed
         finally:
             await worker.close()
-    rows = rollout_rows(_sort(records), chat)
+    rows = [_measured(job, row) for row in rollout_rows(_sort(records), chat)]
     open_record(store).write_rollouts(0, f"eval-{job.name}", rows)
     summary = summarise(job, records)
     store.put(SUMMARY, json.dumps(summary, indent=2).encode())
     return summary
+
+
+def _model_folder(job: EvaluationJob, scratch: Path) -> Path | None:
+    """Local copy of the tokenizer's folder; None for an endpoint, which has one of its own."""
+    if job.model is None:
+        return None
+    return local_folder(job.model, scratch, job.storage, leave_out=WEIGHT_SUFFIXES)
+
+
+def _measured(job: EvaluationJob, row: Row) -> Row:
+    """A row without a reward that counts tokens which nobody counted."""
+    if job.endpoint is None or not job.reward_counts_tokens:
+        return row
+    return {name: value for name, value in row.items() if name not in {"reward", "parts"}}
 
 
 def _check_identity(job: EvaluationJob, store: Store) -> None:
@@ -189,9 +229,11 @@ def summarise(job: EvaluationJob, records: Records) -> Row:
     """Figures of an evaluation; without figures if the platform lost every rollout."""
     scored = [each for each in records if each.reward.WhichOneof("result") == "reward"]
     figures = evaluation_fields(job.name, sampled=scored, greedy=[]) if scored else {}
+    if job.endpoint is not None and job.reward_counts_tokens:
+        figures.pop("reward_mean", None)
     return {
         "name": job.name,
-        "policy": job.policy,
+        "policy": job.policy if job.endpoint is None else job.endpoint.model,
         "suite": job.tasks.uri,
         "samples": job.samples,
         "seed": job.seed,
@@ -204,11 +246,16 @@ def _sort(records: Records) -> list[journal_pb2.JournalRollout]:
     return sorted(records, key=lambda each: (each.rollout.task_id, each.rollout.index))
 
 
-def _worker_config(job: EvaluationJob, model: Path) -> WorkerConfig:
-    environment = job.tasks.environment
+def _worker_config(job: EvaluationJob, model: Path | None, key: str) -> WorkerConfig:
+    environment, endpoint = job.tasks.environment, job.endpoint
     return WorkerConfig(
         run=job.uid,
         model_folder=model,
+        endpoint=None
+        if endpoint is None
+        else ChatEndpoint(
+            url=endpoint.url, model=endpoint.model, key=key, request_s=endpoint.request_seconds
+        ),
         brokers={environment: job.broker},
         templates={environment: job.template},
         rewards_target=job.rewards,
@@ -238,7 +285,8 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     try:
-        summary = asyncio.run(evaluate(read_job(given.job)))
+        job = read_job(given.job)
+        summary = asyncio.run(evaluate(job, key=os.environ.get(ENDPOINT_KEY, "")))
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         return 4

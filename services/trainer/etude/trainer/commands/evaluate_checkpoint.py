@@ -11,13 +11,14 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from pydantic import ValidationError
 
 from etude.common import process
+from etude.common.api.checkpoint.spec import CheckpointSource
 from etude.common.api.evaluation.spec import METRIC_NAMES, EvaluationComparison, EvaluationSuite
 from etude.common.api.evaluation.status import (
     MAX_SENTENCE,
@@ -40,7 +41,7 @@ from etude.common.role_inputs import ResolvedEvaluation, read_evaluation
 from etude.common.run_folder.record import open_record
 from etude.common.stores import open_run_store
 from etude.common.weights import VersionId, accepted_chain
-from etude.trainer.commands.evaluate import EvaluationJob, evaluate
+from etude.trainer.commands.evaluate import ENDPOINT_KEY, EvaluationJob, evaluate
 from etude.trainer.controller.reporting.rows import Row
 from etude.trainer.rollouts.pinned_engine import PinnedEngine
 
@@ -69,6 +70,8 @@ class Settings:
     """host:port of the reward service."""
     brokers: Mapping[str, str]
     """Brokers of each environment, by its name: host:port, or several with commas."""
+    endpoint_key: str = field(default="", repr=False)
+    """Bearer token of an endpoint; empty for none."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
@@ -81,9 +84,10 @@ class Settings:
         return cls(
             evaluation_file=Path(env["ETUDE_EVALUATION_FILE"]),
             result_file=Path(env["ETUDE_RESULT_FILE"]),
-            engines=tuple(env["ETUDE_INFERENCE_TARGETS"].split(",")),
+            engines=tuple(filter(None, env["ETUDE_INFERENCE_TARGETS"].split(","))),
             rewards=env["ETUDE_REWARDS_TARGET"],
             brokers=brokers_by_environment(env["ETUDE_BROKERS"]),
+            endpoint_key=env.get(ENDPOINT_KEY, ""),
         )
 
 
@@ -102,7 +106,10 @@ async def run_evaluation(order: ResolvedEvaluation, settings: Settings) -> Evalu
         CorruptError: checkpoint, engine or stored results are damaged.
         UnavailableError: a partner does not answer, or too many rollouts are lost.
     """
-    policy = await asyncio.to_thread(_find_policy, order)
+    if order.checkpoint is None:
+        figures = await _evaluate_suites(order, None, settings)
+        return await asyncio.to_thread(_store_result, order, None, figures)
+    policy = await asyncio.to_thread(_find_policy, order, order.checkpoint)
     run = await asyncio.to_thread(with_model_folder, order.run)
     order = order.model_copy(update={"run": run})
     async with contextlib.AsyncExitStack() as pins:
@@ -111,12 +118,23 @@ async def run_evaluation(order: ResolvedEvaluation, settings: Settings) -> Evalu
             for each in settings.engines
         )
         await asyncio.gather(*(pins.enter_async_context(each.pin()) for each in engines))
-        jobs = [suite_job(order, each, policy.version, settings) for each in order.spec.suites]
-        figures = [await _evaluate_suite(job) for job in jobs]
+        figures = await _evaluate_suites(order, policy.version, settings)
     return await asyncio.to_thread(_store_result, order, policy, figures)
 
 
-def _find_policy(order: ResolvedEvaluation) -> _Policy:
+async def _evaluate_suites(
+    order: ResolvedEvaluation, version: VersionId | None, settings: Settings
+) -> list[Row]:
+    """Figures of all suites, one after the other.
+
+    Raises:
+        EtudeError: as `_evaluate_suite`.
+    """
+    jobs = [suite_job(order, each, version, settings) for each in order.spec.suites]
+    return [await _evaluate_suite(job, settings.endpoint_key) for job in jobs]
+
+
+def _find_policy(order: ResolvedEvaluation, source: CheckpointSource) -> _Policy:
     """The version that the checkpoint names.
 
     Raises:
@@ -124,7 +142,6 @@ def _find_policy(order: ResolvedEvaluation) -> _Policy:
         CorruptError: the checkpoint is not the registered one.
     """
     storage = order.run.spec.storage
-    source = order.checkpoint
     checkpoint = verify_checkpoint(
         open_run_store(source.uri, storage), source.manifest_digest, depth="Manifest"
     )
@@ -142,18 +159,19 @@ def _find_policy(order: ResolvedEvaluation) -> _Policy:
     return _Policy(version, hashlib.sha256(manifest).digest())
 
 
-async def _evaluate_suite(job: EvaluationJob) -> Row:
+async def _evaluate_suite(job: EvaluationJob, key: str) -> Row:
     """Figures of one suite.
 
     Raises:
+        UserError: the endpoint refuses all requests.
         UnavailableError: the platform lost too many rollouts, after all passes.
     """
-    summary = await evaluate(job)
+    summary = await evaluate(job, key=key)
     for _ in range(1, PASSES):
         if not summary["lost"]:
             break
         log.warning("suite %s: %d rollouts are lost and repeated", job.name, summary["lost"])
-        summary = await evaluate(job)
+        summary = await evaluate(job, key=key)
     lost, scored = summary["lost"], summary.get("count", 0)
     if 100 * lost > job.rollout.max_infra_failure_percent * (lost + scored):
         what = f"the platform lost {lost} of {lost + scored} rollouts"
@@ -162,7 +180,7 @@ async def _evaluate_suite(job: EvaluationJob) -> Row:
 
 
 def _store_result(
-    order: ResolvedEvaluation, policy: _Policy, figures: Sequence[Row]
+    order: ResolvedEvaluation, policy: _Policy | None, figures: Sequence[Row]
 ) -> EvaluationResult:
     """The result of all suites, stored next to theirs."""
     suites = tuple(
@@ -170,8 +188,8 @@ def _store_result(
         for suite, row in zip(order.spec.suites, figures, strict=True)
     )
     result = EvaluationResult(
-        policy=str(policy.version),
-        manifest_digest=policy.digest.hex(),
+        policy="" if policy is None else str(policy.version),
+        manifest_digest="" if policy is None else policy.digest.hex(),
         baseline_policy=_baseline_policy(order),
         suites=suites,
         verdict=_verdict([each.verdict for each in suites]),
@@ -199,7 +217,7 @@ def _baseline_policy(order: ResolvedEvaluation) -> str:
 
 
 def suite_job(
-    order: ResolvedEvaluation, suite: EvaluationSuite, version: VersionId, settings: Settings
+    order: ResolvedEvaluation, suite: EvaluationSuite, version: VersionId | None, settings: Settings
 ) -> EvaluationJob:
     """The evaluation of one suite, with results at a prefix of its own."""
     spec, run = order.spec, order.run.spec
@@ -207,18 +225,20 @@ def suite_job(
     return EvaluationJob(
         name=suite.name,
         uid=order.uid,
-        policy=str(version),
-        model=run.model.folder,
+        policy=None if version is None else str(version),
+        model=None if version is None else run.model.folder,
+        endpoint=spec.endpoint,
         tasks=TaskSet(name=suite.name, uri=suite.uri, environment=suite.environment),
         limit=suite.limit,
         samples=spec.samples,
         greedy=spec.greedy,
         seed=spec.seed,
         rollout=spec.rollout,
-        engines=settings.engines,
+        engines=() if version is None else settings.engines,
         broker=settings.brokers[suite.environment],
         template=templates[suite.environment],
         rewards=settings.rewards,
+        reward_counts_tokens=_counts_tokens(order),
         score_timeout_seconds=_score_timeout_s(order),
         storage=_storage(order, order.results, suite.name),
     )
@@ -229,6 +249,11 @@ def _score_timeout_s(order: ResolvedEvaluation) -> int:
     rewards = order.run.spec.roles.rewards
     functions = () if rewards is None else rewards.functions
     return LEASE_S + sum(each.limit_s for each in functions if each.function == "Verifier")
+
+
+def _counts_tokens(order: ResolvedEvaluation) -> bool:
+    rewards = order.run.spec.roles.rewards
+    return rewards is not None and any(f.function == "LengthPenalty" for f in rewards.functions)
 
 
 def _storage(order: ResolvedEvaluation, prefix: str, suite: str) -> Storage:

@@ -20,6 +20,11 @@ from etude.agent.turns import PlatformFaultError
 from etude.common.errors import EtudeError, UnavailableError
 from etude.trainer.rollouts.client_pool import ClientPool
 from etude.trainer.rollouts.completion_counts import CompletionCounts
+from etude.trainer.rollouts.endpoint_policy import (
+    EndpointClient,
+    EndpointPolicy,
+    run_endpoint_rollout,
+)
 from etude.trainer.rollouts.engine_client import EngineSampler
 from etude.trainer.rollouts.environments import GroupEnvironments, RolloutEnvironments
 from etude.trainer.rollouts.failover import FailoverCounts, FailoverEnvironment
@@ -49,7 +54,8 @@ class GroupRunner:
 
     order: GroupRequest
     config: WorkerConfig
-    chat: ChatFormat
+    chat: ChatFormat | EndpointClient
+    """The conversation's format on engines, or the endpoint that has its own."""
     tools: Toolset
     slots: RolloutSlots
     clients: ClientPool
@@ -179,37 +185,9 @@ class GroupRunner:
         return rollout
 
     async def _run(self, index: int, environment: FailoverEnvironment) -> rollout_pb2.Rollout:
-        limits, order, outage = self.order.limits, self.order, environment.outage
-        sampler = EngineSampler(
-            engine_of=self.clients.engine_stub,
-            router=self.router,
-            group_id=order.group_id,
-            rollout_id=self._rollout_id(index),
-            end_ids=self.chat.end_ids,
-            outage=outage,
-            timeout_s=self.environments.call_s,
-            purpose=order.purpose,
-            counts=self.completions,
-        )
+        limits, outage = self.order.limits, environment.outage
         started = time.monotonic()
-        trajectory = await run_rollout(
-            sampler,
-            environment,
-            self.chat,
-            self.tools,
-            RolloutLimits(
-                max_turns=limits.max_turns,
-                max_turn_tokens=limits.max_turn_tokens,
-                max_tokens=limits.max_tokens,
-                timeout_s=limits.timeout_seconds,
-            ),
-            RolloutTask(
-                instruction=self._instruction,
-                temperature=order.temperature,
-                seed=self._seed(index),
-            ),
-            paused_s=lambda: outage.lost_s,
-        )
+        trajectory = await self._sample(index, environment)
         own_s = time.monotonic() - started - outage.lost_s
         if _was_cut_off(trajectory, is_late=own_s >= limits.timeout_seconds):
             return lost_rollout(
@@ -221,6 +199,44 @@ class GroupRunner:
             rollout.snapshot_id = await self._snapshot_end(environment)
         return rollout
 
+    async def _sample(self, index: int, environment: FailoverEnvironment) -> Trajectory:
+        """The policy's work in the environment."""
+        given, order, outage = self.order.limits, self.order, environment.outage
+        limits = RolloutLimits(
+            max_turns=given.max_turns,
+            max_turn_tokens=given.max_turn_tokens,
+            max_tokens=given.max_tokens,
+            timeout_s=given.timeout_seconds,
+        )
+        task = RolloutTask(
+            instruction=self._instruction, temperature=order.temperature, seed=self._seed(index)
+        )
+        if isinstance(self.chat, EndpointClient):
+            policy = EndpointPolicy(
+                client=self.chat, tools=self.tools, limits=limits, task=task, outage=outage
+            )
+            return await run_endpoint_rollout(policy, environment)
+        sampler = EngineSampler(
+            engine_of=self.clients.engine_stub,
+            router=self.router,
+            group_id=order.group_id,
+            rollout_id=self._rollout_id(index),
+            end_ids=self.chat.end_ids,
+            outage=outage,
+            timeout_s=self.environments.call_s,
+            purpose=order.purpose,
+            counts=self.completions,
+        )
+        return await run_rollout(
+            sampler,
+            environment,
+            self.chat,
+            self.tools,
+            limits,
+            task,
+            paused_s=lambda: outage.lost_s,
+        )
+
     async def _snapshot_end(self, environment: FailoverEnvironment) -> str:
         """Snapshot the end state, processes included; return the snapshot's id."""
         states = environment.source.states(environment.lease)
@@ -230,9 +246,10 @@ class GroupRunner:
 
 def _was_cut_off(trajectory: Trajectory, *, is_late: bool) -> bool:
     """True if the platform, not the policy, caused the time limit, or nothing was sampled."""
+    is_empty = not trajectory.costs.turns
     if trajectory.ending is not RolloutEnding.TIME_LIMIT:
-        return trajectory.oldest is None
-    return not is_late or trajectory.oldest is None
+        return is_empty
+    return not is_late or is_empty
 
 
 def lost_rollout(fault: str) -> rollout_pb2.Rollout:

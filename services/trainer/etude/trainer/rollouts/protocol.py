@@ -9,6 +9,7 @@ from etude.common.api.run.phases import RolloutPolicy
 from etude.common.api.storage import Storage
 from etude.common.errors import UnavailableError
 from etude.trainer.rollouts.completion_counts import CompletionCounts
+from etude.trainer.rollouts.endpoint_policy import ChatEndpoint
 from etude.trainer.routing.table import Purpose, RoutingTable
 from etude.v1 import environments_pb2
 
@@ -83,8 +84,10 @@ class WorkerConfig:
 
     run: str
     """UID of the run."""
-    model_folder: Path
-    """Folder with the tokenizer."""
+    model_folder: Path | None
+    """Folder with the tokenizer; None for a policy at an endpoint."""
+    endpoint: ChatEndpoint | None = None
+    """Of the policy; None for one on engines."""
     model_uri: str = ""
     """Object store that holds the folder too; empty if it is shared by all hosts."""
     brokers: Mapping[str, str]

@@ -25,7 +25,8 @@ class SuiteResults:
 
     store: Store
     """Opened at the evaluation's own prefix."""
-    policy: VersionId
+    policy: VersionId | None
+    """None for a policy at an endpoint, whose rollouts have no tokens."""
 
     def read(self) -> dict[str, journal_pb2.JournalRollout]:
         """Finished rollouts by id.
@@ -63,7 +64,9 @@ class SuiteResults:
     def is_finished(self, record: journal_pb2.JournalRollout) -> bool:
         """True if a rollout has a reward, and no other version touched it; it may have no token."""
         has_reward = record.reward.WhichOneof("result") == "reward"
-        return has_reward and _touching_versions(record) <= {self.policy}
+        return has_reward and _touching_versions(record) <= (
+            set() if self.policy is None else {self.policy}
+        )
 
     def find_marked(self, records: Iterable[journal_pb2.JournalRollout]) -> dict[str, str]:
         """Rollouts with a reward that another version touched."""

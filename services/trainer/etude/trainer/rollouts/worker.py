@@ -14,6 +14,7 @@ from etude.common.errors import CorruptError, StoreError, UserError
 from etude.common.harbor import task_file
 from etude.common.stores import find_model_folder, open_run_store
 from etude.trainer.rollouts.client_pool import ClientPool
+from etude.trainer.rollouts.endpoint_policy import EndpointClient
 from etude.trainer.rollouts.environments import GroupEnvironments
 from etude.trainer.rollouts.group_runner import GroupRunner
 from etude.trainer.rollouts.leases import RolloutSlots
@@ -36,9 +37,7 @@ class RolloutWorker:
             traces_file=config.traces_file,
         )
         self.config = config
-        self._chat = ChatFormat.load(
-            find_model_folder(config.model_folder, config.model_uri, config.storage)
-        )
+        self._chat = _open_chat(config)
         self._toolsets: dict[tuple[str, str], Toolset] = {}
         self._slots = RolloutSlots()
         self._clients = ClientPool(config)
@@ -102,7 +101,8 @@ class RolloutWorker:
         except UnicodeDecodeError as cause:
             raise CorruptError(f"instruction.md is not UTF-8: {cause}") from cause
         limits = order.limits
-        first_prompt(self._chat, self._tools(limits), instruction, max_tokens=limits.max_tokens)
+        if isinstance(self._chat, ChatFormat):
+            first_prompt(self._chat, self._tools(limits), instruction, max_tokens=limits.max_tokens)
         return instruction
 
     def _tools(self, limits: RolloutPolicy) -> Toolset:
@@ -110,7 +110,7 @@ class RolloutWorker:
         key = (limits.toolset, limits.tool_format)
         if key not in self._toolsets:
             tools = toolset(limits.toolset)
-            if limits.tool_format == "Native":
+            if limits.tool_format == "Native" and isinstance(self._chat, ChatFormat):
                 tools = tools.with_form(find_native_form(self._chat, tools.schemas()))
             self._toolsets[key] = tools
         return self._toolsets[key]
@@ -150,4 +150,19 @@ class RolloutWorker:
     async def close(self) -> None:
         """Release leases, close channels, and send the last trace spans."""
         await self._clients.close()
+        if isinstance(self._chat, EndpointClient):
+            self._chat.close()
         await asyncio.to_thread(self._traces.shutdown)
+
+
+def _open_chat(config: WorkerConfig) -> ChatFormat | EndpointClient:
+    """The format of conversations on engines, or the client of an endpoint.
+
+    Raises:
+        ValueError: the configuration names neither.
+    """
+    if config.endpoint is not None:
+        return EndpointClient(config.endpoint)
+    if config.model_folder is None:
+        raise ValueError("neither model_folder nor endpoint")
+    return ChatFormat.load(find_model_folder(config.model_folder, config.model_uri, config.storage))

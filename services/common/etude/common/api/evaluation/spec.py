@@ -1,4 +1,4 @@
-"""EvalRun: one checkpoint on suites of tasks, and its comparison with another EvalRun's result."""
+"""EvalRun: one policy on suites of tasks, and its comparison with another EvalRun's result."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -18,6 +18,9 @@ METRIC_NAMES = {
     "EditsWithoutEvidence": "edits_without_evidence",
 }
 """Figures of the rows of rollouts, by the names of the API."""
+
+
+ENDPOINT_URL = r"^https?://[^\s?#@]+$"
 
 
 class EvaluationSuite(Model):
@@ -42,6 +45,33 @@ class EvaluationEnvironment(Model):
     """An EnvPool of the same namespace; a pool that a run owns serves that run alone."""
     template: Name
     """Template of the pool in which the tasks start."""
+
+
+class EvaluatedEndpoint(Model):
+    """A model that others serve, over OpenAI's chat completions with tools.
+
+    Its answers have text and no tokens: figures of tokens are absent where it counts none. No
+    digest proves which weights answer.
+    """
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.secretRef) || self.url.startsWith('https://')",
+            holds=lambda s: s.secret_ref is None or s.url.startswith("https://"),
+            message="secretRef needs an https url: a key is not sent in the clear",
+            fix="give the https address, or remove secretRef where the endpoint needs no key",
+            field_path=".secretRef",
+        ),
+    )
+
+    url: Annotated[str, Field(max_length=512, pattern=ENDPOINT_URL)]
+    """Base URL, to which /chat/completions is added."""
+    model: Annotated[str, Field(min_length=1, max_length=256)]
+    """Name of the model at the endpoint."""
+    secret_ref: NameRef | None = None
+    """Secret with ENDPOINT_API_KEY, which the endpoint gets as bearer token."""
+    request_seconds: Annotated[int, Field(ge=1, le=3_600)] = 600
+    """Longest wait for one turn."""
 
 
 class EvaluationMargin(Model):
@@ -121,10 +151,38 @@ class EvaluationPlan(Model):
 
 
 class EvalRunSpec(EvaluationPlan):
-    """A checkpoint, the suites to evaluate it on, and its comparison; immutable."""
+    """A policy, the suites to evaluate it on, and its comparison; immutable."""
 
-    checkpoint_ref: NameRef
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *EvaluationPlan.rules,
+        Rule(
+            cel="has(self.checkpointRef) != has(self.endpoint)",
+            holds=lambda s: (s.checkpoint_ref is None) != (s.endpoint is None),
+            message="give exactly one of checkpointRef and endpoint",
+            fix="keep checkpointRef for a run's checkpoint, endpoint for a model of others",
+        ),
+        Rule(
+            cel="has(self.runRef) == has(self.endpoint)",
+            holds=lambda s: (s.run_ref is None) == (s.endpoint is None),
+            message="runRef goes with endpoint: a checkpoint names its run itself",
+            fix="name the run whose rewards and store are used, or remove runRef",
+            field_path=".runRef",
+        ),
+        Rule(
+            cel="!has(self.endpoint) || self.rollout.toolFormat == 'Native'",
+            holds=lambda s: s.endpoint is None or s.rollout.tool_format == "Native",
+            message="endpoint needs rollout.toolFormat Native: the protocol has tools of its own",
+            fix="set rollout: {toolFormat: Native}",
+            field_path=".rollout",
+        ),
+    )
+
+    checkpoint_ref: NameRef | None = None
     """A Ready Checkpoint of this namespace that a run wrote; its policy version is served. It is
     not superseded while the evaluation is not over. Engine, rewards and store are its run's."""
+    endpoint: EvaluatedEndpoint | None = None
+    """A model that others serve, in place of a checkpoint; engines are not used."""
+    run_ref: NameRef | None = None
+    """With endpoint: the run of this namespace whose rewards and store are used."""
     comparison: EvaluationComparison | None = None
     """Comparison with another checkpoint; none unless set."""

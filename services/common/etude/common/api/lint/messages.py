@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from pydantic_core import ErrorDetails
 
 from etude.common.api import observability
+from etude.common.api.evaluation.spec import ENDPOINT_URL
 from etude.common.api.meta import (
     DECIMAL,
     MODEL_URI,
@@ -43,6 +44,7 @@ PATTERN_DESCRIPTIONS: Mapping[str, str] = {
     lifecycle.CONDITION: "the type of a pod's condition, such as DisruptionTarget",
     lifecycle.MANAGER: "a domain, a slash and a name, such as example.com/manager",
     role_spec.RESOURCE: "the name of an extended resource, such as nvidia.com/gpu",
+    ENDPOINT_URL: "a URL without credentials and query, such as https://models.example.com/v1",
     DECIMAL: 'a decimal in quotes, such as "0.5" or "3e-3"',
     r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?$": 'a decimal in quotes, such as "-0.5" or "3e-3"',
     r"^(file|s3)://": "s3://bucket/prefix or file:///folder",

@@ -177,6 +177,8 @@ def evaluation_fields(
         "turns_mean": mean(record.rollout.costs.turns for record in sampled),
         "behaviour": {"sampled": asdict(behaviour(r.rollout.calls for r in sampled))},
     }
+    if not any(record.rollout.links for record in sampled):
+        del row["length_mean"]
     if best := _best_successes(_successes(sampled)):
         row["best_of"] = best
     if greedy:
@@ -253,6 +255,8 @@ def _rollout_row(record: journal_pb2.JournalRollout, reader: PieceReader | None)
         "newest": str(VersionId.from_proto(rollout.newest)),
         "trace_id": rollout.trace_id,
     }
+    if rollout.costs.turns and not rollout.links:
+        _remove_tokens(row)
     if reward.WhichOneof("result") == "reward":
         row["reward"] = reward.reward
         row["success"] = reward.success
@@ -261,6 +265,14 @@ def _rollout_row(record: journal_pb2.JournalRollout, reader: PieceReader | None)
     else:
         row["fault"] = rollout.fault or f"{reward.fault.reason}: {reward.fault.message}"
     return row
+
+
+def _remove_tokens(row: Row) -> None:
+    """Remove the figures of tokens: an endpoint gives none, and not always their number."""
+    for name in ("tokens", "read_tokens", "oldest", "newest"):
+        del row[name]
+    if not row["sampled_tokens"]:
+        del row["sampled_tokens"]
 
 
 def _evidence(found: environments_pb2.GradeEvidence) -> Row:
