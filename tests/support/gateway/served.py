@@ -249,10 +249,13 @@ async def serve_gateway(
     folder: Path, engines: Sequence[PlayedEngine], route: Mapping[str, object]
 ) -> AsyncIterator[ServedGateway]:
     """Serve the engines' policy; the first engine's chat format is the gateway's."""
-    servers = [await start_engine(engine) for engine in engines]
-    targets = [f"127.0.0.1:{server.port}" for server in servers]
-    async with serve_route(folder, engines[0].chat, targets, route) as served:
-        served.engines, served.servers = [*engines], servers
-        yield served
-    for server in servers:
-        await server.stop(0)
+    async with contextlib.AsyncExitStack() as stopping:
+        servers = []
+        for engine in engines:
+            servers.append(await start_engine(engine))
+            # Also after a body that fails: an engine that listens on keeps its test from ending.
+            stopping.push_async_callback(servers[-1].stop, 0)
+        targets = [f"127.0.0.1:{server.port}" for server in servers]
+        async with serve_route(folder, engines[0].chat, targets, route) as served:
+            served.engines, served.servers = [*engines], servers
+            yield served
