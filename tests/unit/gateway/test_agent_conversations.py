@@ -1,5 +1,6 @@
 """The agent in a user's folder: a conversation through the gateway has a rollout's tokens."""
 
+import asyncio
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,6 +96,9 @@ def open_session(
     policy = GatewayPolicy(address, toolset(tools), tool_format, 2_000)
     events = ConversationEvents(None, AgentState(folder / "none"), folder, policy)
     return AgentSession.open(events, screen, screen, max_turns=20)
+
+
+FINISH = xml("read_file", path="shop/core.py") + xml("finish", message="Read.")
 
 
 def say_in_order(turns: Sequence[str]) -> Callable[[str], str]:
@@ -219,3 +223,42 @@ async def test_a_refusal_says_how_to_fix_it(
             await session.work(INSTRUCTION)
     assert refused.value.problem.reason == reason
     assert refused.value.problem.fix
+
+
+@pytest.mark.parametrize(
+    ("first", "ending"),
+    [
+        (xml("read_file", path="shop/core.py"), RolloutEnding.TURN_LIMIT),
+        (FINISH, RolloutEnding.STOPPED),
+    ],
+)
+async def test_a_later_instruction_follows_the_real_results_of_the_last_turn(
+    plain: ChatFormat, tmp_path: Path, serve: Any, first: str, ending: RolloutEnding
+) -> None:
+    screen = QuietScreen()
+    async with serve(plain, say_in_order([first, "It subtracts."])) as gateway:
+        gateway.engines[0].max_model_len = 90_000
+        session = open_session(gateway, make_folder(tmp_path / "users"), screen)
+        session.max_turns = 1
+        assert await session.work(INSTRUCTION) is ending
+        assert await session.work("And now?") is RolloutEnding.STOPPED
+    prompt = plain.decode(gateway.engines[0].requests[-1].prompt_token_ids)
+    assert prompt.count("return a - b") == 1
+    assert prompt.index("return a - b") < prompt.index("And now?")
+    assert "the call may have run" not in prompt
+    assert screen.told.count("Read.") == (ending is RolloutEnding.STOPPED)
+
+
+async def test_engines_stop_after_a_test_that_fails(plain: ChatFormat, serve: Any) -> None:
+    ports: list[int] = []
+
+    async def fail() -> None:
+        async with serve(plain, say_in_order(["x"])) as gateway:
+            ports.append(gateway.servers[0].port)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    (port,) = ports
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)

@@ -72,6 +72,9 @@ class PolicyConversation(Protocol):
         """Append the results of the last turn's calls; the ending if no room is left."""
         ...
 
+    def note_last_results(self, outcomes: Sequence[ToolOutcome]) -> None:
+        """Take the results of calls after which the work ends: no turn of it reads them."""
+
 
 @dataclass(slots=True)
 class TurnLoop:
@@ -107,6 +110,8 @@ class TurnLoop:
         outcomes = await self._run(turn, spoken.calls, bound)
         self._record(turn, spoken.calls, outcomes)
         finish = _finish(bound)
+        if finish is not None or turn + 1 >= self.max_turns:
+            self.policy.note_last_results(outcomes)
         if finish is not None:
             self.final_message = finish.message or spoken.message
             return RolloutEnding.STOPPED

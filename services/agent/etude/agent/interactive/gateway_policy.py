@@ -69,8 +69,9 @@ class GatewayPolicy(PolicyConversation):
 
     @property
     def last_text(self) -> str:
-        """Text of the last message."""
-        return self.messages[-1].get("content") or ""
+        """Text of the policy's last turn; empty before the first."""
+        said = (each for each in reversed(self.messages) if each["role"] == "assistant")
+        return next(said, {}).get("content") or ""
 
     def add_instruction(self, text: str) -> None:
         """Append what the user says, in place of an instruction that has no answer."""
@@ -105,14 +106,18 @@ class GatewayPolicy(PolicyConversation):
             self._append_result(call, outcome.content)
         return None
 
+    @override
+    def note_last_results(self, outcomes: Sequence[ToolOutcome]) -> None:
+        # The next instruction of the user follows them.
+        self.append_results(outcomes)
+
     def _append_result(self, call: Mapping[str, Any], content: str) -> None:
         self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
 
     def _answer_open_calls(self) -> None:
-        """Answer the calls of a last turn that ended the work, or was stopped."""
+        """Answer the calls of a turn that was cut or stopped, whose results are unknown."""
         for call in self.messages[-1].get("tool_calls", ()):
-            is_end = call["function"]["name"] == "finish"
-            self._append_result(call, "Finished." if is_end else STOPPED)
+            self._append_result(call, STOPPED)
 
     async def _ask(self) -> TurnAnswer:
         """Ask for one turn; again if the gateway is busy for now.

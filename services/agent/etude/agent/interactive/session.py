@@ -183,6 +183,10 @@ class _ObservedPolicy(PolicyConversation):
     def append_results(self, outcomes: Sequence[ToolOutcome]) -> RolloutEnding | None:
         return self.policy.append_results(outcomes)
 
+    @override
+    def note_last_results(self, outcomes: Sequence[ToolOutcome]) -> None:
+        self.policy.note_last_results(outcomes)
+
     def end_turn(self, *, is_cancelled: bool = False) -> None:
         """Tell of the end of the last turn, once."""
         if self._started_s is None:
