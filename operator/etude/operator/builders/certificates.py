@@ -5,14 +5,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from etude.common.api.kinds import EnvPool, EvalRun, PolicyRoute, RLRun
+from etude.common.api.meta import NameRef
 from etude.common.tls.identity import DOMAIN, Identity
 from etude.operator import names
-from etude.operator.builders.pod import TLS_FOLDER, PodCertificate
+from etude.operator.builders.pod import TLS_FOLDER, PodCertificate, SecretFolder
 from etude.operator.builders.workload import Owner, object_head, owner_labels
 from etude.operator.manifests import Manifest
 
 TOKEN_FOLDER = "/var/run/etude-token"  # noqa: S105 - a folder
 TRUST_FOLDER = "/etc/etude-trust"
+SERVING_TLS = "/etc/etude-serving"
+"""Folder of the certificate that a port for clients shows."""
 SIDECAR = "certificates"
 """Name of the sidecar container that renews a pod's certificate."""
 SIDECAR_PORT = 8081
@@ -228,3 +231,10 @@ def renewal_sidecar(target: str, identity: str) -> Manifest:
             {"name": "tls-trust", "mountPath": TRUST_FOLDER, "readOnly": True},
         ],
     }
+
+
+def serving_tls(secret: NameRef | None) -> list[SecretFolder]:
+    """The folder with the certificate of a port for clients, if there is a Secret with one."""
+    if secret is None:
+        return []
+    return [SecretFolder("serving-tls", SERVING_TLS, secret.name, ("tls.crt", "tls.key"))]

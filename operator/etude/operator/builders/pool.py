@@ -287,6 +287,8 @@ def _api_pod(pool: EnvPool, edge: EnvironmentApi, image: str) -> RolePod:
     ]
     if pool.spec.slot.memory_mib is not None:
         variables.append(env("ETUDE_EDGE_MEMORY_MIB", str(pool.spec.slot.memory_mib)))
+    if edge.tls_ref is not None:
+        variables.append(env("ETUDE_EDGE_TLS", certificates.SERVING_TLS))
     if edge.workspace is not None:
         variables.append(env("ETUDE_EDGE_WORKSPACE", edge.workspace))
     return RolePod(
@@ -296,5 +298,7 @@ def _api_pod(pool: EnvPool, edge: EnvironmentApi, image: str) -> RolePod:
         ports=PORTS[names.ENVIRONMENT_API],
         env=variables,
         grace_s=API_GRACE_S,
-        files=PodFiles(keys_secret=edge.keys_ref.name),
+        files=PodFiles(
+            keys_secret=edge.keys_ref.name, folders=certificates.serving_tls(edge.tls_ref)
+        ),
     )

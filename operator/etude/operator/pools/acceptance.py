@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool import cron
 from etude.common.api.pool.spec import DriverName, EnvPoolSpec, IsolationLevel
+from etude.operator.builders.certificates import CertificateMode
 from etude.operator.builders.platform import Platform
 from etude.operator.conditions import ACCEPTED, ConditionFact, false_condition
 from etude.operator.reasons import Reason
@@ -27,9 +28,21 @@ def pool_problem(pool: EnvPool, platform: Platform) -> ConditionFact | None:
             " `etude-envserver edge` with a file of keys"
         )
         return false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)
+    if _sends_keys_in_the_clear(pool, platform):
+        message = (
+            "spec.edge.tlsRef: is needed, or the API keys of clients would not be encrypted: name a"
+            " Secret with tls.crt and tls.key"
+        )
+        return false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)
     for message in schedule_problems(pool.spec, at="spec"):
         return false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)
     return driver_problem(pool.spec, platform, at="spec")
+
+
+def _sends_keys_in_the_clear(pool: EnvPool, platform: Platform) -> bool:
+    if pool.spec.edge is None or pool.spec.edge.tls_ref is not None:
+        return False
+    return platform.tls is not None and platform.tls.mode is not CertificateMode.PLAINTEXT
 
 
 def driver_problem(spec: EnvPoolSpec, platform: Platform, *, at: str) -> ConditionFact | None:

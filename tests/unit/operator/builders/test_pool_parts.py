@@ -1,6 +1,7 @@
 """Optional parts of a pool: several brokers, host placement, the environment API."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import kubernetes_validate
@@ -12,9 +13,11 @@ from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.operator.builders import pool as desired_pools
 from etude.operator.builders import run as desired
+from etude.operator.builders.certificates import CertificateMode, PlatformTls
 from etude.operator.builders.platform import Platform
 from etude.operator.builders.run import RunShape
 from etude.operator.manifests import Manifest, Ref
+from etude.operator.pools.acceptance import pool_problem
 from etude.operator.remotes.combined_report import combine_reports
 from etude.v1 import environments_pb2
 
@@ -211,6 +214,42 @@ def test_an_edge_is_one_pod_behind_a_service_and_reads_its_keys_from_a_secret(
     (volume,) = [v for v in pod(edge)["volumes"] if v["name"] == "keys"]
     assert volume["secret"] == {"secretName": "keys", "items": [{"key": "keys", "path": "keys"}]}
     assert "envFrom" not in container
+
+
+def test_an_edge_serves_with_the_certificate_of_its_secret(
+    pool: EnvPool, platform: Platform
+) -> None:
+    plain = children(pool, platform, edge=EDGE)["StatefulSet", "repos-edge"]
+    assert "ETUDE_EDGE_TLS" not in variables(plain)
+    edge = children(pool, platform, edge={**EDGE, "tlsRef": {"name": "cert"}})[
+        "StatefulSet", "repos-edge"
+    ]
+    mounts = {
+        each["mountPath"]: each["name"] for each in pod(edge)["containers"][0]["volumeMounts"]
+    }
+    (volume,) = [
+        each
+        for each in pod(edge)["volumes"]
+        if each["name"] == mounts[variables(edge)["ETUDE_EDGE_TLS"]]
+    ]
+    assert volume["secret"]["secretName"] == "cert"
+    assert {item["key"] for item in volume["secret"]["items"]} == {"tls.crt", "tls.key"}
+
+
+@pytest.mark.parametrize("mode", [CertificateMode.SECRET, CertificateMode.PLAINTEXT])
+def test_an_edge_needs_a_certificate_unless_plaintext_is_chosen(
+    pool: EnvPool, platform: Platform, mode: CertificateMode
+) -> None:
+    secured = replace(platform, tls=PlatformTls(mode=mode, secret="wire"))
+    for spec, is_refused in (
+        (EDGE, mode is CertificateMode.SECRET),
+        ({**EDGE, "tlsRef": {"name": "cert"}}, False),
+    ):
+        body_of = body(edge=spec)
+        problem = pool_problem(EnvPool.model_validate(body_of), secured)
+        assert (problem is not None) == is_refused
+        if problem is not None:
+            assert problem.message.startswith("spec.edge.tlsRef: is needed")
 
 
 async def test_an_edge_comes_with_its_field_and_goes_with_it(lab: Any) -> None:

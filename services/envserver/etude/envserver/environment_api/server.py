@@ -2,7 +2,7 @@
 
 import asyncio
 
-from etude.common.http_server import HttpServer, http_config, open_listener
+from etude.common.http_server import HttpServer, http_config, open_listener, require_tls
 from etude.common.probes import Probes
 from etude.common.process import shutdown_signals
 from etude.envserver.environment_api import api_keys
@@ -14,7 +14,12 @@ from etude.envserver.environment_api.settings import EnvironmentApiSettings
 
 
 async def serve(settings: EnvironmentApiSettings) -> None:
-    """Listen until SIGTERM; the sandboxes end with this process."""
+    """Listen until SIGTERM; the sandboxes end with this process.
+
+    Raises:
+        UserError: keys of clients would cross the network unencrypted.
+    """
+    require_tls(settings.host, settings.port, settings.tls_folder, "the keys of clients")
     pool = PoolClient(settings.broker_target)
     sandboxes = ClientSandboxes(pool, settings.workspace, settings.max_sandboxes)
     known = api_keys.load_keys(settings.keys_file)
@@ -23,7 +28,7 @@ async def serve(settings: EnvironmentApiSettings) -> None:
     probes = Probes(settings.probe_port, settings.host)
     stop, left = asyncio.Event(), asyncio.Event()
     with open_listener(settings.host, settings.port) as listener:
-        server = HttpServer(http_config(app))
+        server = HttpServer(http_config(app, tls_folder=settings.tls_folder))
         with shutdown_signals(stop):
             await probes.start()
             async with mcp.running(), asyncio.TaskGroup() as group:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from etude.common import broker_shards
-from etude.common.settings_fields import parse_count, parse_port
+from etude.common.settings_fields import parse_count, parse_path, parse_port
 from etude.envserver.host.workspace_sources import EMPTY
 
 RUN_ID = "edge"
@@ -25,6 +25,8 @@ class EnvironmentApiSettings:
     """host:port of the broker that serves this process."""
     keys_file: Path
     """One `name role digest` a line."""
+    tls_folder: Path | None
+    """Folder with tls.crt and tls.key; plain HTTP without it."""
     workspace: str
     """URI of the first files of a client's sandbox."""
     max_sandboxes: int
@@ -46,6 +48,7 @@ class EnvironmentApiSettings:
             probe_port=parse_port(env, "ETUDE_PROBE_PORT", 8080),
             broker_target=_broker(env["ETUDE_BROKER_TARGET"]),
             keys_file=Path(env["ETUDE_EDGE_KEYS"]),
+            tls_folder=parse_path(env, "ETUDE_EDGE_TLS"),
             workspace=env.get("ETUDE_EDGE_WORKSPACE", EMPTY),
             max_sandboxes=parse_count(env, "ETUDE_EDGE_MAX_SANDBOXES", 100, high=10_000),
             memory_mib=parse_count(env, "ETUDE_EDGE_MEMORY_MIB", 1024, high=65_536),

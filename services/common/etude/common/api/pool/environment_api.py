@@ -12,6 +12,9 @@ class EnvironmentApi(Model):
 
     keys_ref: NameRef
     """Secret whose entry `keys` has a line for each API key, as `etude-envserver key` prints it."""
+    tls_ref: NameRef | None = None
+    """Secret with tls.crt and tls.key of its port; needed unless the chart's tls.mode is
+    Plaintext."""
     workspace: Uri | None = None
     """First files of a requested sandbox; none unless set."""
     max_sandboxes: Annotated[int, Field(ge=1, le=10_000)] = 100
