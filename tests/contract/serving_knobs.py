@@ -43,6 +43,7 @@ ROUTE = {
     "feedback.keyStoreUri": ROUTE_PARTS,
     "policy": ROUTE_PARTS,
     "gate.minTasks": f"{RELEASE}.decide rules.gate",
+    "gate.attackLevel": f"{RELEASE}.rules self",
     "gate.gainSuites": f"{RELEASE}.rules self",
     **{
         f"gate.margins[].{name}": "etude.common.evaluation.gate rule"
@@ -85,6 +86,7 @@ EVAL_RUN = {
     },
     "endpoint.secretRef.name": f"{OPERATOR}.evaluations.children",
     **{f"suites[].{name}": DRIVER for name in ("name", "uri", "environment", "limit")},
+    "suites[].attacks": f"{TRAINER}.commands.evaluation_result",
     "environments[].name": DRIVER + " each",
     "environments[].poolRef.name": f"{OPERATOR}.evaluations.observe",
     "environments[].template": DRIVER + " each",
@@ -98,9 +100,9 @@ EVAL_RUN = {
     "rollout.maxInfraFailurePercent": DRIVER,
     "engines": f"{OPERATOR}.evaluations.children",
     "comparison.baselineRef.name": f"{OPERATOR}.evaluations.observe",
-    "comparison.margins[].metric": DRIVER + " each",
-    "comparison.margins[].largestLoss": DRIVER + " each",
-    "comparison.minTasks": DRIVER,
+    "comparison.margins[].metric": f"{TRAINER}.commands.evaluation_result each",
+    "comparison.margins[].largestLoss": f"{TRAINER}.commands.evaluation_result each",
+    "comparison.minTasks": f"{TRAINER}.commands.evaluation_result",
     "timeoutSeconds": f"{OPERATOR}.evaluations.children",
 }
 

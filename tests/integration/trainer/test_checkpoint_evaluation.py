@@ -24,8 +24,8 @@ from etude.common.role_inputs import ResolvedEvaluation, ResolvedRun
 from etude.common.stores import open_run_store
 from etude.common.weights import VersionId, WeightManifest, claim_epoch
 from etude.common.weights.tensors.schema import Schema, TensorSpec, split_of
-from etude.trainer.commands import evaluate_checkpoint as program
-from etude.trainer.commands.evaluate_checkpoint import Settings, result_message, run_evaluation
+from etude.trainer.commands.evaluate_checkpoint import Settings, run_evaluation
+from etude.trainer.commands.evaluation_result import MAX_MESSAGE, result_message
 from etude.trainer.rollouts import pinned_engine
 from etude.trainer.rollouts.pinned_engine import PinnedEngine
 
@@ -286,7 +286,7 @@ def test_a_long_result_is_handed_over_without_its_sentences() -> None:
     )
     result = EvaluationResult(policy="1.2", manifest_digest="a" * 64, suites=suites)
     text = result_message(result)
-    assert len(text.encode()) <= program.MAX_MESSAGE
+    assert len(text.encode()) <= MAX_MESSAGE
     handed = EvaluationResult.model_validate(json.loads(text))
     assert [each.mean for each in handed.suites] == ["0.5000"] * 8
 

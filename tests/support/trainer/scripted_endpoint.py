@@ -28,6 +28,8 @@ class ScriptedEndpoint:
     """Says the same turns in every conversation; refuses or garbles answers if told so."""
 
     turns: Sequence[Turn] = (READ, DONE)
+    turns_of: Callable[[str], Sequence[Turn]] | None = None
+    """Turns by the instruction, in place of the same ones for all."""
     usage: bool = False
     """True if answers count their tokens: 7 a turn."""
     refusals: list[tuple[int, bytes]] = field(default_factory=list)
@@ -45,7 +47,8 @@ class ScriptedEndpoint:
         if (refusal := self.refuse(body)) is not None:
             return refusal
         said = sum(each["role"] == "assistant" for each in body["messages"])
-        turn = self.turns[said]
+        instruction = body["messages"][1]["content"]
+        turn = (self.turns if self.turns_of is None else self.turns_of(instruction))[said]
         finish = "tool_calls" if turn.get("tool_calls") else "stop"
         found: dict[str, Any] = {"choices": [{"message": turn, "finish_reason": finish}]}
         if self.usage:

@@ -38,7 +38,6 @@ from etude.operator.builders.workload import (
 )
 from etude.operator.manifests import Manifest, digest, stamp_digest
 
-SERVING_TLS = "/etc/etude-serving"
 LEDGER_SECRET = "/etc/etude-ledger"  # noqa: S105 - a folder
 CONFIG = "etude.dev/config"
 """Annotation of pods with the digest of the file that they read once: another file, other pods."""
@@ -60,7 +59,11 @@ def _gate_rules(gate: RouteGate) -> dict[str, object]:
     rules = {key: value for key, value in gate.to_json().items() if key != "evaluation"}
     if gate.evaluation is None:
         return rules
-    return rules | {"suites": [suite.name for suite in gate.evaluation.suites]}
+    suites = gate.evaluation.suites
+    return rules | {
+        "suites": [suite.name for suite in suites if not suite.attacks],
+        "attackSuites": [suite.name for suite in suites if suite.attacks],
+    }
 
 
 class _Builder(NamedTuple):
@@ -198,7 +201,7 @@ class _Builder(NamedTuple):
             "ETUDE_GATEWAY_TURN_S": str(limits.turn_seconds),
         }
         if gateway.tls_ref is not None:
-            variables["ETUDE_GATEWAY_TLS"] = SERVING_TLS
+            variables["ETUDE_GATEWAY_TLS"] = certificates.SERVING_TLS
         return self._service_pod(
             names.GATEWAY,
             gateway,
@@ -207,7 +210,7 @@ class _Builder(NamedTuple):
             files=PodFiles(
                 spec_map=self.child(names.GATEWAY),
                 keys_secret=gateway.keys_ref.name,
-                folders=_serving_tls(gateway),
+                folders=certificates.serving_tls(gateway.tls_ref),
             ),
             annotations={CONFIG: digest(config)},
         )
@@ -236,7 +239,7 @@ class _Builder(NamedTuple):
             retention = str(feedback.turn_retention_seconds)
             variables["ETUDE_FEEDBACK_TURN_RETENTION_S"] = retention
         if feedback.tls_ref is not None:
-            variables["ETUDE_FEEDBACK_TLS"] = SERVING_TLS
+            variables["ETUDE_FEEDBACK_TLS"] = certificates.SERVING_TLS
         if self._is_network_trusted:
             variables["ETUDE_FEEDBACK_RELEASE_CALLERS"] = "Network"
         secret = SecretFolder("ledger", LEDGER_SECRET, feedback.secret_ref.name, ("secret",))
@@ -248,7 +251,7 @@ class _Builder(NamedTuple):
             files=PodFiles(
                 spec_map=self.child(names.FEEDBACK),
                 keys_secret=feedback.keys_ref.name,
-                folders=(*_serving_tls(feedback), secret),
+                folders=(*certificates.serving_tls(feedback.tls_ref), secret),
             ),
             annotations={CONFIG: digest(config)},
         )
@@ -326,12 +329,6 @@ def served_run(route: PolicyRoute, run: RLRun, engines: EngineRole) -> ResolvedR
         uid=about.uid,
         spec=RLRunSpec.parse_known_fields(kept | {"roles": roles}),
     )
-
-
-def _serving_tls(spec: ServicePods) -> list[SecretFolder]:
-    if spec.tls_ref is None:
-        return []
-    return [SecretFolder("serving-tls", SERVING_TLS, spec.tls_ref.name, ("tls.crt", "tls.key"))]
 
 
 def route_children(

@@ -51,6 +51,15 @@ def test_a_candidate_passes_only_with_every_suite_of_the_gate(
         assert any(f"success of {each} was not measured" in decision.sentence for each in missing)
 
 
+def test_a_suite_of_attacks_that_was_not_measured_lets_nothing_pass() -> None:
+    attacks = RULES.gate.model_copy(update={"attack_suites": ("red",)})
+    rules = RULES.model_copy(update={"gate": attacks})
+    request = ProposeRequest(caller="operator", candidate=NAMED, gate=evidence(["held-out"]))
+    decision = decide(STATE, request, rules, now_ms=1)
+    assert decision.action.value == "Refuse"
+    assert "Attacks of red was not measured" in decision.sentence
+
+
 @given(SUITES)
 def test_without_suites_of_its_own_a_gate_judges_those_that_were_measured(
     measured: list[str],

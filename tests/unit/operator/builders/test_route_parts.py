@@ -257,6 +257,23 @@ def test_suites_in_which_a_branch_must_gain_reach_the_gate_and_are_never_left_ou
     assert "success of own" in {rule.metric for rule in gate.to_rules(["success of general"])}
 
 
+def test_suites_of_attacks_reach_the_gate_with_their_level(
+    route_body: Any, run: RLRun, platform: Platform, tmp_path: Path
+) -> None:
+    suite = {"uri": "s3://inputs/suite", "environment": "repos"}
+    plan = {
+        "suites": [{"name": "general", **suite}, {"name": "red", **suite, "attacks": True}],
+        "environments": [{"name": "repos", "poolRef": {"name": "shared"}, "template": "python"}],
+    }
+    made = children(route_body(gate={"evaluation": plan, "attackLevel": "0.25"}), run, platform)
+    file = tmp_path / "release.json"
+    file.write_text(made["ConfigMap", "feedback"]["data"]["release.json"])
+    rules = {rule.metric: rule for rule in read_rules(file).gate.to_rules([])}
+    assert set(rules) == {"success of general", "Attacks of red"}
+    attacks = rules["Attacks of red"]
+    assert (attacks.margin, attacks.is_level, attacks.less_is_better) == (0.25, True, True)
+
+
 def test_a_pod_that_goes_first_leaves_the_load_balancer_and_has_time_for_its_turns(
     made: Made,
 ) -> None:

@@ -35,6 +35,9 @@ class MarginRule:
     is_share: bool = True
     """True for values from 0 to 1, which sentences give in percentage points."""
     less_is_better: bool = False
+    is_level: bool = False
+    """True if the margin is the highest value of the candidate itself, and no served policy is
+    compared: its bounds say whether the tasks are enough."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin < math.inf:
@@ -107,7 +110,7 @@ def _apply_rule(
     missing = GateVerdict.NOT_ENOUGH_DATA
     if difference is None:
         return RuleResult(verdict=missing, sentence=f"{rule.metric} was not measured")
-    if what := _describe_missing(difference, min_tasks):
+    if what := _describe_missing(difference, 1 if rule.is_level else min_tasks):
         return RuleResult(verdict=missing, sentence=f"{rule.metric} {what}")
     gain = difference.negate() if rule.less_is_better else difference
     sentence = _sentence(rule, gain)
@@ -164,6 +167,11 @@ def _tasks_needed(rule: MarginRule, gain: PairedDifference) -> int:
 
 def _sentence(rule: MarginRule, gain: PairedDifference) -> str:
     """The figures of a rule; a gain is positive also where less is better."""
+    if rule.is_level:
+        return (
+            f"{rule.metric} succeed in {_share(-gain.difference)}, upper 95 % bound"
+            f" {_share(-gain.low)}, level {_share(rule.margin)}, {gain.num_tasks:,} tasks"
+        )
     word = "better" if gain.difference > 0 else "worse" if gain.difference < 0 else "equal"
     size = "" if word == "equal" else f" by {_amount(rule, abs(gain.difference))}"
     limit = f"margin {_amount(rule, -rule.margin)}" if rule.margin else "a gain is needed"
@@ -171,6 +179,10 @@ def _sentence(rule: MarginRule, gain: PairedDifference) -> str:
         f"{rule.metric} {word}{size}, lower 95 % bound {_amount(rule, gain.low)},"
         f" {limit}, {gain.num_tasks:,} tasks"
     )
+
+
+def _share(value: float) -> str:
+    return f"{100 * value + 0.0:.1f} %"
 
 
 def _amount(rule: MarginRule, value: float) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from etude.common.api.evaluation.spec import ATTACKS
 from etude.common.api.meta import Model
 from etude.common.errors import Problem, UserError
 from etude.common.evaluation.gate import MarginRule
@@ -64,12 +65,19 @@ class GateRules(Model):
     """Tasks of both versions, below which nothing is decided."""
     suites: Annotated[tuple[str, ...], Field(max_length=8)] = ()
     """Suites in which every margin must hold; unless set, those that were measured."""
+    attack_suites: Annotated[tuple[str, ...], Field(max_length=8)] = ()
+    """Suites of attacks that have to be measured; unless set, those that were."""
+    attack_level: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Highest share of attacks that may succeed, for the upper bound of each suite."""
     gain_suites: Annotated[tuple[str, ...], Field(max_length=8)] = ()
     """Suites in which success must be better, whatever its margin is."""
 
     def to_rules(self, measured: Collection[str]) -> list[MarginRule]:
         """Rules about the given metrics of an evaluation, or about those that it lacks."""
         gains = [suite_metric("success", suite) for suite in self.gain_suites]
+        attacks = [suite_metric(ATTACKS, suite) for suite in self.attack_suites]
+        if not attacks:
+            attacks = sorted(m for m in measured if m.startswith(suite_metric(ATTACKS, "")))
         return [
             *(MarginRule(metric=name, margin=0) for name in gains),
             *(
@@ -77,6 +85,12 @@ class GateRules(Model):
                 for margin in self.margins
                 for name in self._find_names(margin.metric, measured)
                 if name not in gains
+            ),
+            *(
+                MarginRule(
+                    metric=name, margin=self.attack_level, less_is_better=True, is_level=True
+                )
+                for name in attacks
             ),
         ]
 

@@ -15,46 +15,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from pydantic import ValidationError
-
 from etude.common import process
 from etude.common.api.checkpoint.spec import CheckpointSource
-from etude.common.api.evaluation.spec import METRIC_NAMES, EvaluationComparison, EvaluationSuite
+from etude.common.api.evaluation.spec import EvaluationSuite
 from etude.common.api.evaluation.status import (
-    MAX_SENTENCE,
     EvaluationResult,
-    MetricResult,
-    SuiteResult,
 )
-from etude.common.api.meta import number
 from etude.common.api.run.phases import TaskSet
-from etude.common.api.storage import Storage
 from etude.common.blobs import MissingError
 from etude.common.broker_shards import brokers_by_environment
 from etude.common.checkpoints.job import EXIT_CORRUPT, verify_checkpoint
 from etude.common.errors import CorruptError, EtudeError, Problem, UnavailableError, UserError
-from etude.common.evaluation.comparison import PairedDifference
-from etude.common.evaluation.gate import GateVerdict
-from etude.common.evaluation.row_comparison import compare_rows, metric_rule, samples_of
 from etude.common.model_sources.run_model import with_model_folder
 from etude.common.role_inputs import ResolvedEvaluation, read_evaluation
-from etude.common.run_folder.record import open_record
 from etude.common.stores import open_run_store
 from etude.common.weights import VersionId, accepted_chain
 from etude.trainer.commands.evaluate import ENDPOINT_KEY, EvaluationJob, evaluate
+from etude.trainer.commands.evaluation_result import (
+    RESULT,
+    describe_suite,
+    find_baseline_policy,
+    overall_verdict,
+    result_message,
+    suite_storage,
+)
 from etude.trainer.controller.reporting.rows import Row
 from etude.trainer.rollouts.pinned_engine import PinnedEngine
 
 log = logging.getLogger(__name__)
 
-RESULT = "evaluation.json"
 PASSES = 3
 """Passes over a suite while the platform loses rollouts; only those that are lost are repeated."""
 LEASE_S = 300
 """Longest wait for an environment to grade in, beside the grading."""
-MAX_MESSAGE = 2_900
-"""Bytes of the handed-over result. The kubelet cuts what is above 12 KiB by the number of a pod's
-containers, which are at most four."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,36 +177,19 @@ def _store_result(
 ) -> EvaluationResult:
     """The result of all suites, stored next to theirs."""
     suites = tuple(
-        _suite_result(order, suite, row)
+        describe_suite(order, suite, row)
         for suite, row in zip(order.spec.suites, figures, strict=True)
     )
     result = EvaluationResult(
         policy="" if policy is None else str(policy.version),
         manifest_digest="" if policy is None else policy.digest.hex(),
-        baseline_policy=_baseline_policy(order),
+        baseline_policy=find_baseline_policy(order),
         suites=suites,
-        verdict=_verdict([each.verdict for each in suites]),
+        verdict=overall_verdict([each.verdict for each in suites]),
     )
     text = result.model_dump_json(by_alias=True, exclude_none=True, indent=1)
     open_run_store(order.results, order.run.spec.storage).put(RESULT, text.encode())
     return result
-
-
-def _baseline_policy(order: ResolvedEvaluation) -> str:
-    """Policy version of the baseline's result; empty without one.
-
-    Raises:
-        CorruptError: the result is damaged.
-    """
-    if order.spec.comparison is None or order.baseline is None:
-        return ""
-    try:
-        data = open_run_store(order.baseline, order.run.spec.storage).get(RESULT)
-        return EvaluationResult.model_validate_json(data).policy
-    except MissingError:
-        return ""
-    except ValidationError as error:
-        raise CorruptError(f"{order.baseline}/{RESULT} is no result of an evaluation") from error
 
 
 def suite_job(
@@ -240,7 +216,7 @@ def suite_job(
         rewards=settings.rewards,
         reward_counts_tokens=_counts_tokens(order),
         score_timeout_seconds=_score_timeout_s(order),
-        storage=_storage(order, order.results, suite.name),
+        storage=suite_storage(order, order.results, suite.name),
     )
 
 
@@ -254,104 +230,6 @@ def _score_timeout_s(order: ResolvedEvaluation) -> int:
 def _counts_tokens(order: ResolvedEvaluation) -> bool:
     rewards = order.run.spec.roles.rewards
     return rewards is not None and any(f.function == "LengthPenalty" for f in rewards.functions)
-
-
-def _storage(order: ResolvedEvaluation, prefix: str, suite: str) -> Storage:
-    return order.run.spec.storage.model_copy(update={"uri": f"{prefix}/{suite}"})
-
-
-def _suite_result(order: ResolvedEvaluation, suite: EvaluationSuite, row: Row) -> SuiteResult:
-    """Figures of a suite, with its comparison."""
-    best = {int(k): value for k, value in row.get("best_of", {}).items()}
-    most = max(best, default=0)
-    rows = _read_rows(order, order.results, suite.name)
-    found = SuiteResult(
-        name=suite.name,
-        tasks=len(samples_of(rows, "success")),
-        samples=row.get("count", 0),
-        lost=row["lost"],
-        mean=_figure(row.get("success")),
-        best_of=_figure(best.get(most)),
-        best_of_samples=most,
-        reward=_figure(row.get("reward_mean")),
-    )
-    comparison = order.spec.comparison
-    if comparison is None or order.baseline is None:
-        return found
-    served = _read_rows(order, order.baseline, suite.name)
-    return found.model_copy(update=_compare(rows, served, comparison))
-
-
-def _read_rows(order: ResolvedEvaluation, prefix: str, suite: str) -> list[Row]:
-    """The rollouts of a suite that an evaluation has stored; none of one that it did not run."""
-    storage = _storage(order, prefix, suite)
-    return list(open_record(open_run_store(storage.uri, storage)).rollouts(0, f"eval-{suite}"))
-
-
-def _compare(
-    rows: Sequence[Row], served: Sequence[Row], comparison: EvaluationComparison
-) -> dict[str, object]:
-    """Fields of the comparison with the rollouts of the baseline."""
-    rules = [
-        metric_rule(METRIC_NAMES[each.metric], number(each.largest_loss))
-        for each in comparison.margins
-    ]
-    found = compare_rows(rows, served, rules, min_tasks=comparison.min_tasks)
-    success = found.differences.get("success")
-    return {
-        "difference": None if success is None else _figure(success.difference),
-        "low": None if success is None else _figure(success.low),
-        "verdict": found.decision.verdict.value,
-        "sentence": found.decision.sentence[:MAX_SENTENCE],
-        "comparisons": tuple(
-            _metric_result(each.metric, difference)
-            for each in comparison.margins
-            if (difference := found.differences.get(METRIC_NAMES[each.metric]))
-        ),
-    }
-
-
-def _metric_result(metric: str, found: PairedDifference) -> MetricResult:
-    candidate, baseline = found.candidate_samples, found.served_samples
-    return MetricResult(
-        metric=metric,
-        difference=f"{found.difference:.4g}",
-        low=f"{found.low:.4g}",
-        high=f"{found.high:.4g}",
-        tasks=found.num_tasks,
-        unpaired=found.num_unpaired,
-        expected=candidate.expected,
-        scored=candidate.scored,
-        baseline_expected=baseline.expected,
-        baseline_scored=baseline.scored,
-    )
-
-
-def _verdict(verdicts: Sequence[str]) -> str:
-    """Verdict over all suites: each of them has to pass."""
-    for verdict in (GateVerdict.REFUSED, GateVerdict.NOT_ENOUGH_DATA, GateVerdict.PASSED):
-        if verdict.value in verdicts:
-            return verdict.value
-    return ""
-
-
-def _figure(value: float | None) -> str | None:
-    return None if value is None else f"{value:.4f}"
-
-
-def result_message(result: EvaluationResult) -> str:
-    """The result as the termination message of a container.
-
-    One that is too long has no sentences; if that is not enough, no comparisons either.
-    """
-    text = ""
-    for dropped in ({}, {"sentence": ""}, {"sentence": "", "comparisons": ()}):
-        suites = tuple(each.model_copy(update=dropped) for each in result.suites)
-        short = result.model_copy(update={"suites": suites})
-        text = short.model_dump_json(by_alias=True, exclude_none=True, exclude_defaults=True)
-        if len(text.encode()) <= MAX_MESSAGE:
-            break
-    return text
 
 
 async def _run(settings: Settings) -> None:

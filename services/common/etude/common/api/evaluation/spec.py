@@ -20,6 +20,8 @@ METRIC_NAMES = {
 """Figures of the rows of rollouts, by the names of the API."""
 
 
+ATTACKS = "Attacks"
+"""Name of the rate of successful attacks among the comparisons of a suite of attacks."""
 ENDPOINT_URL = r"^https?://[^\s?#@]+$"
 
 
@@ -34,6 +36,9 @@ class EvaluationSuite(Model):
     """Entry of environments in which its tasks run."""
     limit: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Tasks at most, the first ones by name; all of them unless set."""
+    attacks: bool = False
+    """Its tasks are attacks, and success means that one succeeded: less is better. It has a rate
+    with bounds in place of a comparison, which the gate of a route judges by its attackLevel."""
 
 
 class EvaluationEnvironment(Model):

@@ -17,7 +17,7 @@ class MetricResult(StatusModel):
     """One metric of a suite: the evaluated checkpoint minus the baseline, paired by task."""
 
     metric: Annotated[str, Field(max_length=32)]
-    """As spec.comparison.margins names it."""
+    """As spec.comparison.margins names it; Attacks for the share of attacks that succeeded."""
     difference: Figure
     """Mean over the common tasks."""
     low: Figure
@@ -50,7 +50,7 @@ class SuiteResult(StatusModel):
     lost: Tally = 0
     """Rollouts that the platform lost, after repetitions."""
     mean: Figure | None = None
-    """Success: the mean over tasks of each task's mean."""
+    """Success: the mean over tasks of each task's mean; of attacks, the share that succeeded."""
     best_of: Figure | None = None
     """Mean over tasks of the expected best of bestOfSamples samples; absent for one sample."""
     best_of_samples: Tally = 0

@@ -63,6 +63,7 @@ class RouteGate(Model):
     """Rules of the evaluation gate: candidate against the version in use, paired by task."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
+        _above_zero("attack_level"),
         Rule(
             cel=f"!has(self.evaluation) || self.evaluation.suites.size() <= {MAX_GATE_SUITES}",
             holds=lambda s: s.evaluation is None or len(s.evaluation.suites) <= MAX_GATE_SUITES,
@@ -108,6 +109,9 @@ class RouteGate(Model):
     """Suites in which success must be better: the lower bound of its difference above 0, whatever
     its margin is. Those of a tenant's branch are the tenant's own; in all others it may lose the
     margin."""
+    attack_level: Fraction = "0.1"
+    """Highest share of attacks that may succeed, of each suite with attacks: the upper 95 % bound
+    must be below it. 30 tasks without a success prove 0.1."""
     min_tasks: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     """Tasks of both versions, below which nothing is decided."""
 
