@@ -184,6 +184,13 @@ async def test_an_endpoint_that_refuses_all_requests_ends_the_evaluation(
     assert "of-ours" not in str(error.value)
 
 
+async def test_a_key_does_not_leave_the_machine_in_the_clear(job: EvaluationJob) -> None:
+    remote = EvaluatedEndpoint(url="http://models.example.com/v1", model="others-7b")
+    with pytest.raises(UserError, match="would get its key unencrypted") as error:
+        await evaluate(job.model_copy(update={"endpoint": remote}), key="of-ours")
+    assert "of-ours" not in str(error.value)
+
+
 async def test_a_refused_conversation_of_a_working_endpoint_is_lost_alone(
     job: EvaluationJob, endpoint: ScriptedEndpoint, tmp_path: Path
 ) -> None:

@@ -13,6 +13,8 @@ _IPV6 = rf"({_HEX}:){{7}}{_HEX}|({_HEX}(:{_HEX}){{0,3}})?::({_HEX}(:{_HEX}){{0,2
 _PORT = r"([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 ENDPOINT = rf"^https?://({_NAME}|\[({_IPV6})\])(:{_PORT})?/?$"
 """Scheme, host and perhaps a port: the S3 clients take no path, and break off at other text."""
+BASE_URL = rf"^https?://({_NAME}|\[({_IPV6})\])(:{_PORT})?(/[^\s?#]*)?$"
+"""Scheme, host, perhaps a port and a path."""
 REGION = r"^[A-Za-z0-9][-A-Za-z0-9]*$"
 BUCKET = r"^[A-Za-z0-9][-A-Za-z0-9._]{2,254}$"
 """Wider than the names that may be given today: old buckets keep theirs."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -28,6 +29,7 @@ from etude.common.blobs import ExistsError, Store
 from etude.common.errors import EtudeError, Problem, UserError
 from etude.common.run_folder.record import open_record
 from etude.common.stores import WEIGHT_SUFFIXES, local_folder, open_run_store, open_source
+from etude.common.tls.targets import is_loopback
 from etude.common.weights import VersionId
 from etude.trainer.controller.reporting.rows import Row, evaluation_fields, rollout_rows
 from etude.trainer.rollouts.endpoint_policy import ChatEndpoint
@@ -251,17 +253,33 @@ def _worker_config(job: EvaluationJob, model: Path | None, key: str) -> WorkerCo
     return WorkerConfig(
         run=job.uid,
         model_folder=model,
-        endpoint=None
-        if endpoint is None
-        else ChatEndpoint(
-            url=endpoint.url, model=endpoint.model, key=key, request_s=endpoint.request_seconds
-        ),
+        endpoint=None if endpoint is None else _chat_endpoint(endpoint, key),
         brokers={environment: job.broker},
         templates={environment: job.template},
         rewards_target=job.rewards,
         score_timeout_s=job.score_timeout_seconds,
         storage=job.storage,
         outage_s=job.outage_seconds,
+    )
+
+
+def _chat_endpoint(endpoint: EvaluatedEndpoint, key: str) -> ChatEndpoint:
+    """The endpoint with its key.
+
+    Raises:
+        UserError: the key would cross a network in the clear.
+    """
+    parts = urlsplit(endpoint.url)
+    if (
+        key
+        and parts.scheme != "https"
+        and not is_loopback(f"[{parts.hostname}]:{parts.port or 80}")
+    ):
+        fix = f"give an https url, or unset {ENDPOINT_KEY} where the endpoint needs no key"
+        what = "would get its key unencrypted"
+        raise UserError(Problem("TlsRequired", what, f"endpoint {endpoint.url}", fix))
+    return ChatEndpoint(
+        url=endpoint.url, model=endpoint.model, key=key, request_s=endpoint.request_seconds
     )
 
 

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from etude.common.api.meta import NAMED, Fraction, Model, Name, NameRef, Rule, UniqueBy, Uri, number
 from etude.common.api.run.phases import RolloutPolicy
+from etude.common.store_urls import BASE_URL
 
 MAX_SUITES = 8
 """The figures of all suites fit the message with which a container ends."""
@@ -22,7 +23,6 @@ METRIC_NAMES = {
 
 ATTACKS = "Attacks"
 """Name of the rate of successful attacks among the comparisons of a suite of attacks."""
-ENDPOINT_URL = r"^https?://[^\s?#@]+$"
 
 
 class EvaluationSuite(Model):
@@ -69,7 +69,7 @@ class EvaluatedEndpoint(Model):
         ),
     )
 
-    url: Annotated[str, Field(max_length=512, pattern=ENDPOINT_URL)]
+    url: Annotated[str, Field(max_length=512, pattern=BASE_URL)]
     """Base URL, to which /chat/completions is added."""
     model: Annotated[str, Field(min_length=1, max_length=256)]
     """Name of the model at the endpoint."""

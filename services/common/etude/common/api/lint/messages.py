@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from pydantic_core import ErrorDetails
 
 from etude.common.api import observability
-from etude.common.api.evaluation.spec import ENDPOINT_URL
 from etude.common.api.meta import (
     DECIMAL,
     MODEL_URI,
@@ -30,7 +29,7 @@ from etude.common.api.run import (
 )
 from etude.common.api.run import spec as run_spec
 from etude.common.api.yaml_documents import FieldPath
-from etude.common.store_urls import ENDPOINT, REGION
+from etude.common.store_urls import BASE_URL, ENDPOINT, REGION
 
 PATTERN_DESCRIPTIONS: Mapping[str, str] = {
     NAME: "lower-case letters, digits and '-', beginning with a letter",
@@ -44,7 +43,7 @@ PATTERN_DESCRIPTIONS: Mapping[str, str] = {
     lifecycle.CONDITION: "the type of a pod's condition, such as DisruptionTarget",
     lifecycle.MANAGER: "a domain, a slash and a name, such as example.com/manager",
     role_spec.RESOURCE: "the name of an extended resource, such as nvidia.com/gpu",
-    ENDPOINT_URL: "a URL without credentials and query, such as https://models.example.com/v1",
+    BASE_URL: "a URL without credentials and query, such as https://models.example.com/v1",
     DECIMAL: 'a decimal in quotes, such as "0.5" or "3e-3"',
     r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?$": 'a decimal in quotes, such as "-0.5" or "3e-3"',
     r"^(file|s3)://": "s3://bucket/prefix or file:///folder",
