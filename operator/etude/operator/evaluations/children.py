@@ -219,16 +219,20 @@ def _common(
     }
 
 
+def _engine_targets(evaluation: EvalRun) -> str:
+    """Addresses of the engines, with commas; empty where an endpoint answers."""
+    if evaluation.spec.endpoint is not None:
+        return ""
+    engines = names.child(evaluation.metadata.name, names.INFERENCE)
+    port = PORTS[names.INFERENCE]["grpc"]
+    return ",".join(names.address(engines, port, n) for n in range(evaluation.spec.engines))
+
+
 def _job(evaluation: EvalRun, inputs: EvaluationInputs, platform: Platform) -> Manifest:
     """The Job that drives the rollouts, on nodes of the reward service's kind."""
     run, role = inputs.run, names.EVALUATOR
     name = evaluation.metadata.name
     endpoint = evaluation.spec.endpoint
-    engines = names.child(name, names.INFERENCE)
-    targets = [
-        names.address(engines, PORTS[names.INFERENCE]["grpc"], ordinal)
-        for ordinal in range(evaluation.spec.engines if endpoint is None else 0)
-    ]
     secret = endpoint.secret_ref if endpoint is not None else None
     rewards = names.address(names.child(name, names.REWARDS), PORTS[names.REWARDS]["grpc"])
     pod = RolePod(
@@ -241,7 +245,7 @@ def _job(evaluation: EvalRun, inputs: EvaluationInputs, platform: Platform) -> M
             env("HOME", SCRATCH_FOLDER),
             env("ETUDE_EVALUATION_FILE", f"{SPEC_FOLDER}/evaluation.json"),
             env("ETUDE_RESULT_FILE", RESULT_FILE),
-            env("ETUDE_INFERENCE_TARGETS", ",".join(targets)),
+            env("ETUDE_INFERENCE_TARGETS", _engine_targets(evaluation)),
             env("ETUDE_REWARDS_TARGET", rewards),
             _brokers_env(evaluation, inputs),
         ],

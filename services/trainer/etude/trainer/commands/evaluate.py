@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NoReturn, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, model_validator
@@ -187,10 +187,7 @@ async def evaluate(job: EvaluationJob, *, key: str = "") -> Row:
             )
         except ExceptionGroup as failed:
             # Groups run beside each other: the first error has ended the others.
-            error: Exception = failed
-            while isinstance(error, ExceptionGroup):
-                error = error.exceptions[0]
-            raise error from failed
+            _raise_first(failed)
         finally:
             await worker.close()
     rows = [_measured(job, row) for row in rollout_rows(_sort(records), chat)]
@@ -205,6 +202,14 @@ def _model_folder(job: EvaluationJob, scratch: Path) -> Path | None:
     if job.model is None:
         return None
     return local_folder(job.model, scratch, job.storage, leave_out=WEIGHT_SUFFIXES)
+
+
+def _raise_first(failed: ExceptionGroup[Exception]) -> NoReturn:
+    """Raise the first error of a group, which may hold groups."""
+    error: Exception = failed
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    raise error from failed
 
 
 def _measured(job: EvaluationJob, row: Row) -> Row:
