@@ -137,7 +137,7 @@ POOL = {
     },
     "placement.onePerMachine": f"{OPERATOR}.builders.pool",
     "edge.keysRef.name": f"{OPERATOR}.builders.pool keys_ref",
-    "edge.tlsRef.name": f"{OPERATOR}.builders.pool tls_ref",
+    "edge.tlsRef.name": f"{OPERATOR}.builders.certificates secret",
     "edge.workspace": f"{OPERATOR}.builders.pool",
     "edge.maxSandboxes": f"{OPERATOR}.builders.pool",
     "network.egress": "etude.envserver.drivers.selection network",

@@ -20,7 +20,7 @@ SERVICE = {
         ("image", "cpu", "memory", "nodeSelector", "priorityClassName"), f"{ROUTE_PARTS} spec"
     ),
     **TOLERATIONS,
-    "tlsRef.name": f"{ROUTE_PARTS} tls_ref",
+    "tlsRef.name": f"{OPERATOR}.builders.certificates secret",
 }
 ROUTE = {
     "runRef.name": f"{OPERATOR}.routes.decide",
@@ -78,13 +78,13 @@ ROUTE = {
 }
 DRIVER = f"{TRAINER}.commands.evaluate_checkpoint"
 EVAL_RUN = {
-    "checkpointRef.name": f"{OPERATOR}.evaluations.observe",
+    "checkpointRef.name": f"{OPERATOR}.evaluations.observe named",
     "runRef.name": f"{OPERATOR}.evaluations.observe",
     **{
         f"endpoint.{name}": f"{TRAINER}.commands.evaluate endpoint"
         for name in ("url", "model", "requestSeconds")
     },
-    "endpoint.secretRef.name": f"{OPERATOR}.evaluations.children",
+    "endpoint.secretRef.name": f"{OPERATOR}.evaluations.children secret",
     **{f"suites[].{name}": DRIVER for name in ("name", "uri", "environment", "limit")},
     "suites[].attacks": f"{TRAINER}.commands.evaluation_result",
     "environments[].name": DRIVER + " each",

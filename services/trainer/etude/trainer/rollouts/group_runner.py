@@ -201,19 +201,19 @@ class GroupRunner:
 
     async def _sample(self, index: int, environment: FailoverEnvironment) -> Trajectory:
         """The policy's work in the environment."""
-        given, order, outage = self.order.limits, self.order, environment.outage
-        limits = RolloutLimits(
-            max_turns=given.max_turns,
-            max_turn_tokens=given.max_turn_tokens,
-            max_tokens=given.max_tokens,
-            timeout_s=given.timeout_seconds,
+        order, outage, limits = self.order, environment.outage, self.order.limits
+        bounds = RolloutLimits(
+            max_turns=limits.max_turns,
+            max_turn_tokens=limits.max_turn_tokens,
+            max_tokens=limits.max_tokens,
+            timeout_s=limits.timeout_seconds,
         )
         task = RolloutTask(
             instruction=self._instruction, temperature=order.temperature, seed=self._seed(index)
         )
         if isinstance(self.chat, EndpointClient):
             policy = EndpointPolicy(
-                client=self.chat, tools=self.tools, limits=limits, task=task, outage=outage
+                client=self.chat, tools=self.tools, limits=bounds, task=task, outage=outage
             )
             return await run_endpoint_rollout(policy, environment)
         sampler = EngineSampler(
@@ -232,7 +232,7 @@ class GroupRunner:
             environment,
             self.chat,
             self.tools,
-            limits,
+            bounds,
             task,
             paused_s=lambda: outage.lost_s,
         )
