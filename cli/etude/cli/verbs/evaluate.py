@@ -1,4 +1,4 @@
-"""`etude eval`: an EvalRun beside a local run, as a cluster would evaluate it."""
+"""`etude eval`: an EvalRun on this machine, in a local run's folder, as a cluster would run it."""
 
 import json
 from collections.abc import Mapping

@@ -190,7 +190,7 @@ async def evaluate(job: EvaluationJob, *, key: str = "") -> Row:
             _raise_first(failed)
         finally:
             await worker.close()
-    rows = [_measured(job, row) for row in rollout_rows(_sort(records), chat)]
+    rows = [_remove_unmeasured(job, row) for row in rollout_rows(_sort(records), chat)]
     open_record(store).write_rollouts(0, f"eval-{job.name}", rows)
     summary = summarise(job, records)
     store.put(SUMMARY, json.dumps(summary, indent=2).encode())
@@ -212,8 +212,8 @@ def _raise_first(failed: ExceptionGroup[Exception]) -> NoReturn:
     raise error from failed
 
 
-def _measured(job: EvaluationJob, row: Row) -> Row:
-    """A row without a reward that counts tokens which nobody counted."""
+def _remove_unmeasured(job: EvaluationJob, row: Row) -> Row:
+    """A row without a reward of counted tokens, where an endpoint answered, which gives none."""
     if job.endpoint is None or not job.reward_counts_tokens:
         return row
     return {name: value for name, value in row.items() if name not in {"reward", "parts"}}
