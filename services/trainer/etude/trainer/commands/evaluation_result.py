@@ -118,7 +118,9 @@ def _attack_rates(rows: Sequence[Row]) -> tuple[MetricResult, ...]:
     lost = len(rows) - sum(map(len, found.values()))
     harmless = {task: [0.0] for task in found}
     rate = compare_by_task(found, harmless, largest_change=1.0, lost=(lost, 0))
-    return (_metric_result(ATTACKS, replace(rate, served_samples=SampleCounts())),)
+    low, high = max(0.0, rate.low), min(1.0, rate.high)
+    bounded = replace(rate, low=low, high=high, served_samples=SampleCounts())
+    return (_metric_result(ATTACKS, bounded),)
 
 
 def _metric_result(metric: str, found: PairedDifference) -> MetricResult:
