@@ -17,19 +17,6 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from etude.agent.interactive.commands import CommandRunner
-from etude.agent.local import LocalEnvironment
-from etude.agent.rollout import RolloutLimits, RolloutTask
-from etude.agent.toolsets import toolset
-from etude.agent.workspace import FolderWorkspace
-from etude.trainer.rollouts.endpoint_policy import (
-    ChatEndpoint,
-    EndpointClient,
-    EndpointPolicy,
-    run_endpoint_rollout,
-)
-from etude.trainer.rollouts.outage import OutageBudget
-
 START_LIMIT_S = 240
 
 CALL = ("<tool_call>", "<function=read_file>", "<parameter=path>", "a", "</parameter>")
@@ -148,26 +135,6 @@ def test_a_chat_streams(client: openai.OpenAI) -> None:
     chunks = [chunk.choices[0] for chunk in stream if chunk.choices]
     assert "".join(chunk.delta.content or "" for chunk in chunks) == "a"
     assert chunks[-1].finish_reason == "stop"
-
-
-async def test_an_evaluation_of_the_endpoint_runs_its_calls(served: Served, tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("x = 1\n")
-    tools = toolset("Compact")
-    client = EndpointClient(ChatEndpoint(url=served.url, model="tiny"))
-    policy = EndpointPolicy(
-        client=client,
-        tools=tools,
-        limits=RolloutLimits(max_turns=2, max_turn_tokens=20, max_tokens=10_000, timeout_s=60),
-        task=RolloutTask(instruction="Fix it.", temperature=0.0, seed=7),
-        outage=OutageBudget(limit_s=5),
-    )
-    runner = CommandRunner(tmp_path, {"PATH": "/usr/bin:/bin"})
-    environment = LocalEnvironment(tools, FolderWorkspace(tmp_path, runner.run))
-    found = await run_endpoint_rollout(policy, environment)
-    client.close()
-    assert [(call.name, call.is_malformed) for call in found.calls] == [("read_file", False)] * 2
-    assert all("x = 1" in call.result for call in found.calls)
-    assert found.costs.completion_tokens == 2 * (len(SCRIPT) - 1)
 
 
 def test_a_tool_call_is_parsed(client: openai.OpenAI) -> None:
