@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import time
@@ -13,6 +14,7 @@ from tests.support.feedback import events as examples
 from tests.support.feedback.process import FeedbackProcess
 from tests.support.feedback.turns import serve_version, turn, write_turns
 
+from etude.common import turn_log
 from etude.common.blobs import Store, open_store
 from etude.common.feedback import windows
 
@@ -63,10 +65,46 @@ async def test_windows_are_closed_once_under_kills_and_pass_the_audit(tmp_path: 
         await service.start()
     await count_windows(store, 3)
     assert await service.stop(signal.SIGTERM) == 0
+    assert b"served rollouts: 60 = 60 trained + 0 waiting + 0 masked" in await audit(service)
+
+
+async def audit(service: FeedbackProcess) -> bytes:
+    """Run the audit; returns what it prints, if it finds nothing."""
     command = (sys.executable, "-m", "etude.feedback.main", "audit")
-    audit = await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         *command, env=service.env, stdout=asyncio.subprocess.PIPE
     )
-    told, _ = await audit.communicate()
-    assert audit.returncode == 0
+    told, _ = await process.communicate()
+    assert process.returncode == 0, told
+    return told
+
+
+async def test_old_turns_are_removed_and_the_audit_tells_them_from_lost_ones(
+    tmp_path: Path,
+) -> None:
+    service = FeedbackProcess.prepare(tmp_path)
+    service.settings = RULES
+    store = open_store((tmp_path / "ledger").as_uri())
+    serve_version(store)
+    now_s = time.time()
+    old_s = int(now_s) - 2 * 86_400
+    write_turns(store, [turn(f"u{n}", started_ms=1_000 * old_s) for n in range(40)])
+    os.utime(tmp_path / "ledger" / turn_log.segment_key("w", 0), (old_s, old_s))
+    write_turns(store, [turn(f"u{n}", started_ms=int(1_000 * now_s)) for n in range(40, 60)])
+    await service.start()
+    await send_events(service)
+    await count_windows(store, 3)
+    assert await service.stop(signal.SIGTERM) == 0
+    service.settings = RULES | {"ETUDE_FEEDBACK_TURN_RETENTION_S": str(10 + 1 + 86_400)}
+    await service.start()
+    async with asyncio.timeout(60):
+        while len([*store.list(turn_log.PREFIX)]) > 1:  # noqa: ASYNC110 - a store tells nothing
+            await asyncio.sleep(0.05)
+    assert await service.stop(signal.SIGTERM) == 0
+    assert [each.user for each in turn_log.read_turns(store)] == [f"u{n}" for n in range(40, 60)]
+    told = await audit(service)
     assert b"served rollouts: 60 = 60 trained + 0 waiting + 0 masked" in told
+    assert b"40 rollouts of windows" in told
+    store.delete([turn_log.segment_key("w", 40)])
+    with pytest.raises(AssertionError, match="which has no turn"):
+        await audit(service)
