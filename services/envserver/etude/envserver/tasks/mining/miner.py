@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -94,7 +94,7 @@ class TaskMiner:
                     self._record(outcome)
         return self.journal.num_tasks
 
-    def _pending(self) -> Iterable[list[Mutation]]:
+    def _pending(self) -> Iterator[list[Mutation]]:
         outcomes = self.journal.outcomes
         for function in self.candidates():
             tried = [outcomes[each.key] for each in function if each.key in outcomes]
@@ -213,12 +213,12 @@ class TaskMiner:
 
 async def run_in_order(
     items: Iterable[_T], work: Callable[[_T], Awaitable[_R]], num_jobs: int
-) -> AsyncIterator[_R]:
+) -> AsyncGenerator[_R, None]:
     """Results of work on items in their order; so many are worked on at a time.
 
     What is under way when the caller closes this is cancelled.
     """
-    running = deque[asyncio.Task[_R]]()
+    running = deque[asyncio.Future[_R]]()
     try:
         for item in items:
             running.append(asyncio.ensure_future(work(item)))
