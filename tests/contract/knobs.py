@@ -100,6 +100,7 @@ POOL = {
     "snapshotsUri": f"{NODE}.server spec",
     "search.backend": f"{NODE}.workspace_sources",
     "search.models": f"{NODE}.workspace_sources",
+    "search.service": f"{NODE}.server",
     "replicas": "etude.common.api.pool.spec self",
     "maxReplicas": f"{OPERATOR}.pools.autoscaling.config spec",
     "minIdle": f"{OPERATOR}.pools.autoscaling.config spec",

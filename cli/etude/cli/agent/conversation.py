@@ -177,13 +177,15 @@ class TerminalConversation:
             say(ENDS[ending])
 
 
-def converse(work: UserWork, prompt: str, *, accepts_commands: bool) -> None:
+def converse(work: UserWork, prompt: str, *, accepts_commands: bool, search_service: str) -> None:
     """Work in the folder: on a prompt, or without one in a conversation."""
     terminal = TerminalInput(sys.stdin.fileno())
     ask = terminal.ask if sys.stdin.isatty() else None
     screen = TextScreen(work.accepts_edits, accepts_commands, ask)
     events = work.open_events(work.open_client())
-    session = AgentSession.open(events, screen, screen, max_turns=work.max_turns)
+    session = AgentSession.open(
+        events, screen, screen, max_turns=work.max_turns, search_service=search_service
+    )
     conversation = TerminalConversation(session, work.home, terminal)
     if prompt:
         conversation.work_once(prompt)
@@ -202,8 +204,8 @@ def flush_events(client: EventClient, *, timeout_s: float = FLUSH_S) -> bool:
     return not report.problem
 
 
-def check_gateway(url: str) -> str:
-    """Check the address of the gateway.
+def check_url(url: str, option: str) -> str:
+    """Check the address of a service that is sent a key, or code.
 
     Raises:
         UserError: it cannot be used.
@@ -212,5 +214,5 @@ def check_gateway(url: str) -> str:
         check_address(url)
     except ValueError as error:
         fix = "such as https://gateway.example.com"
-        raise UserError(Problem("InvalidArgument", str(error), "--gateway", fix)) from error
+        raise UserError(Problem("InvalidArgument", str(error), option, fix)) from error
     return url.rstrip("/")

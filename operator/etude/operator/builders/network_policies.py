@@ -67,7 +67,7 @@ def run_policies(
     if roles.rewards is not None:
         part = _role_selector(run, names.REWARDS)
         ingress = [_from([_role_selector(run, names.TRAINER)], names.REWARDS)]
-        judges = _model_egress(roles.rewards.judge_endpoints)
+        judges = _endpoint_egress(roles.rewards.judge_endpoints)
         policies.append(
             _policy(run, names.REWARDS, part, ingress, [*egress, *environments, *judges])
         )
@@ -110,6 +110,8 @@ def pool_policies(
     issuer = _issuer_egress(operator_namespace) if asks_issuer else []
     signals = _external_egress(None, pool.spec.observability.otlp_endpoint) + issuer
     outside = _external_egress(pool.spec.store, pool.spec.observability.otlp_endpoint) + issuer
+    if pool.spec.search.service is not None:
+        outside += _endpoint_egress([pool.spec.search.service])
     if pool.spec.network.egress is not EgressPolicy.NONE:
         # The host's own proxy tells environments apart, and enforces their rules.
         outside.append(_internet_egress(()))
@@ -207,7 +209,7 @@ def evaluation_policies(
     pools = sorted({each.pool_ref.name for each in evaluation.spec.environments})
     environments = [rule for pool in pools for rule in _pool_egress(pool)]
     rewards = run.spec.roles.rewards
-    judges = _model_egress(rewards.judge_endpoints) if rewards is not None else []
+    judges = _endpoint_egress(rewards.judge_endpoints) if rewards is not None else []
     endpoint = evaluation.spec.endpoint
     driver, engines, graders = (
         {names.EVALUATION: evaluation.metadata.name, names.ROLE: role}
@@ -217,7 +219,7 @@ def evaluation_policies(
     policies = [_policy(evaluation, names.INFERENCE, engines, from_driver, egress)]
     sampled = [_to(engines, names.INFERENCE)]
     if endpoint is not None:
-        policies, sampled = [], _model_egress([endpoint.url])
+        policies, sampled = [], _endpoint_egress([endpoint.url])
     partners = [*sampled, _to(graders, names.REWARDS)]
     return [
         _policy(evaluation, names.EVALUATOR, driver, [], [*egress, *partners, *environments]),
@@ -329,8 +331,8 @@ def _external_egress(store: StoreAccess | None, otlp_endpoint: str | None) -> li
     return rules + _service_egress(url for url in urls if url is not None)
 
 
-def _model_egress(endpoints: Sequence[str]) -> list[Rule]:
-    """Egress to models of others, which judge rollouts or are evaluated."""
+def _endpoint_egress(endpoints: Sequence[str]) -> list[Rule]:
+    """Egress to services of others, by URL: models that judge or are evaluated, code search."""
     if not endpoints:
         return []
     ports = sorted({_port_of(url) for url in endpoints})

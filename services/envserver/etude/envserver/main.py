@@ -1,4 +1,4 @@
-"""Entry point of a pool's processes: broker, node (a host), supervise, edge (environment API)."""
+"""Entry point of a pool's processes: broker, node (a host), supervise, edge, code search."""
 
 import sys
 from collections.abc import Coroutine
@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from etude.common import process
 from etude.envserver.settings import BrokerSettings, HostSettings
 
-_USAGE = "usage: etude-envserver broker|node|supervise|edge, or key NAME full|tools"
+_USAGE = "usage: etude-envserver broker|node|supervise|edge|search, or key NAME full|tools"
 
 
 def main() -> None:
@@ -39,6 +39,13 @@ def _role(arguments: list[str]) -> Coroutine[None, None, None]:
             from etude.envserver.environment_api.server import serve as serve_edge
 
             return serve_edge(edge_settings)
+        case ["search"]:
+            from etude.envserver.code_search.settings import CodeSearchSettings
+
+            search_settings = CodeSearchSettings.from_env()
+            from etude.envserver.code_search.server import serve as serve_search
+
+            return serve_search(search_settings)
         case ["key", name, "full" | "tools" as role]:
             from etude.envserver.environment_api import api_keys
 

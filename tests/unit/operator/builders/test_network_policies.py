@@ -293,6 +293,17 @@ def test_an_edge_is_open_to_all_and_reaches_its_pool(platform: Platform) -> None
         assert reaches(policies, part("edge"), part(name), GRPC[name])
 
 
+def test_hosts_reach_the_code_search_service_that_their_pool_names(platform: Platform) -> None:
+    named = {"search": {"service": "http://search.team:7070"}}
+    for spec, name, is_reached in (
+        (named, "node", True),
+        (named, "broker", False),
+        ({}, "node", False),
+    ):
+        policies = [m for m in pool_of(platform, **spec) if m["kind"] == "NetworkPolicy"]
+        assert reaches(policies, part(name), Pod({"app": "search"}, "team"), 7070) == is_reached
+
+
 def test_unmanaged_leaves_policies_to_the_namespace(run_body: Build, platform: Platform) -> None:
     unmanaged = {"policy": "Unmanaged"}
     for found in (

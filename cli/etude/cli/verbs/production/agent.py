@@ -18,6 +18,7 @@ from etude.cli.verbs.production.agent_options import (
     Pool,
     PoolName,
     Prompts,
+    Search,
     StateFolder,
     Temperature,
     Template,
@@ -60,6 +61,7 @@ def work(  # noqa: PLR0913 - a verb has as many parameters as it has options
     temperature: Temperature = 1.0,
     yes: Yes = False,
     commands: Commands = False,
+    search: Search = "",
     pool: Pool = "",
     pool_name: PoolName = "",
     template: Template = "",
@@ -70,16 +72,14 @@ def work(  # noqa: PLR0913 - a verb has as many parameters as it has options
 
     Conversations end with the end of input (Ctrl-D) or /done; /abandon ends a task as given up.
     Ctrl-C stops the work on an instruction. Prompt, tools and results are those of training.
-
-    With --pool, a leased environment has a copy of the folder, commands run there without a
-    question, and what was changed comes back as a patch: etude agent accept --help.
+    With --pool, an environment has a copy of the folder; see etude agent accept --help.
     """
     _check_work(folder, key, prompts or [], is_in_pool=bool(pool))
     from etude.agent.interactive.gateway_policy import GatewayAddress, GatewayPolicy
     from etude.agent.toolsets import toolset
-    from etude.cli.agent.conversation import UserWork, check_gateway, converse
+    from etude.cli.agent.conversation import UserWork, check_url, converse
 
-    address = GatewayAddress(url=check_gateway(gateway), model=model, key=key)
+    address = GatewayAddress(url=check_url(gateway, "--gateway"), model=model, key=key)
     settings = (toolset(tools), tool_format, turn_tokens, temperature)
     work = UserWork(
         home=open_state(state),
@@ -90,7 +90,8 @@ def work(  # noqa: PLR0913 - a verb has as many parameters as it has options
         accepts_edits=yes,
     )
     if not pool:
-        converse(work, "".join(prompts or ()), accepts_commands=commands)
+        service = search and check_url(search, "--search")
+        converse(work, "".join(prompts or ()), accepts_commands=commands, search_service=service)
         return
     from etude.cli.agent.pool_work import find_place, work_in_pool
 

@@ -238,7 +238,13 @@ class AgentSession:
 
     @classmethod
     def open(
-        cls, events: ConversationEvents, approver: Approver, screen: Screen, *, max_turns: int
+        cls,
+        events: ConversationEvents,
+        approver: Approver,
+        screen: Screen,
+        *,
+        max_turns: int,
+        search_service: str = "",
     ) -> "AgentSession":
         """Open a conversation that works in the folder itself.
 
@@ -247,8 +253,11 @@ class AgentSession:
             approver: asks the user.
             screen: shows what happens.
             max_turns: of the policy, for one instruction.
+            search_service: address of a code search service; empty: this process searches.
         """
-        workspace = open_user_workspace(events.folder, approver, events)
+        workspace = open_user_workspace(
+            events.folder, approver, events, search_service=search_service
+        )
         environment = LocalEnvironment(events.policy.tools, workspace)
         return cls(events.policy, events, environment, screen, max_turns)
 

@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 from typing_extensions import override
 
 from etude.agent.interactive.commands import CommandRunner
+from etude.agent.search.codebase import Codebase
+from etude.agent.search.remote import RemoteCodebase
 from etude.agent.tools.base import ToolError
 from etude.agent.workspace import (
     ExecResult,
@@ -136,11 +138,12 @@ class UserWorkspace(FolderWorkspace):
 
 
 def open_user_workspace(
-    folder: Path, approver: Approver, listener: DecisionListener
+    folder: Path, approver: Approver, listener: DecisionListener, *, search_service: str = ""
 ) -> UserWorkspace:
-    """Open a folder of the user of this process."""
+    """Open a folder of the user of this process; a service answers searches if one is given."""
     runner = CommandRunner(folder, os.environ)
-    return UserWorkspace(folder, runner.run, approver=approver, listener=listener)
+    codebase = RemoteCodebase(address=search_service) if search_service else Codebase()
+    return UserWorkspace(folder, runner.run, codebase, approver=approver, listener=listener)
 
 
 def make_edit(path: str, before: bytes | None, after: bytes | None) -> Edit:

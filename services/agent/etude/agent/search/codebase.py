@@ -66,7 +66,7 @@ class Codebase:
                 self._overlay = await self._new_overlay(files)
             overlay = self._overlay
             changed = overlay.changed(files.digests)
-            fresh = await _read_changed(files, changed, overlay)
+            fresh = await read_changed(files, changed, overlay.num_bytes)
             await asyncio.to_thread(overlay.update, files.digests, fresh)
             chunks = await asyncio.to_thread(overlay.search, question, folders, limit)
             return SearchResult(chunks, overlay.base.embedder.id, len(changed) - len(fresh))
@@ -81,26 +81,42 @@ class Codebase:
         return Overlay(await (await self._own_index(files)).get())
 
     async def _own_index(self, files: SearchedFiles) -> SharedIndex:
-        contents: dict[str, bytes] = {}
-        left = MAX_BYTES
-        for path in sorted(files.digests, key=str.encode)[:MAX_FILES]:
-            data = await files.read(path) if left > 0 else None
-            if data is not None:
-                contents[path] = data
-                left -= len(data)
-        return SharedIndex(contents, self.shared.embedder)
+        return SharedIndex(await read_contents(files), self.shared.embedder)
 
 
-async def _read_changed(
-    files: SearchedFiles, changed: Collection[str], overlay: "Overlay"
+async def read_contents(files: SearchedFiles) -> dict[str, bytes]:
+    """Read the files of a workspace, within the limits of an index of its own."""
+    contents: dict[str, bytes] = {}
+    left = MAX_BYTES
+    for path in sorted(files.digests, key=str.encode)[:MAX_FILES]:
+        data = await files.read(path) if left > 0 else None
+        if data is not None:
+            contents[path] = data
+            left -= len(data)
+    return contents
+
+
+async def read_changed(
+    files: SearchedFiles,
+    changed: Collection[str],
+    known_bytes: Callable[[str, bytes], int | None],
 ) -> dict[str, FileContent | None]:
-    """The changed files within the limits; content of those that were not read before."""
+    """Read the changed files within the limits.
+
+    Args:
+        files: of a workspace.
+        changed: paths, in their order.
+        known_bytes: size of a path with a digest whose content need not be read again.
+
+    Returns:
+        Content of each path that is searched; None for those that were not read.
+    """
     found: dict[str, FileContent | None] = {}
     left = MAX_CHANGED_BYTES
     for path in changed:
         if len(found) == MAX_CHANGED_FILES or left <= 0:
             break
-        size = overlay.num_bytes(path, files.digests[path])
+        size = known_bytes(path, files.digests[path])
         if size is None:
             data = await files.read(path) or b""
             kept = data if len(data) <= MAX_FILE_BYTES else b""

@@ -79,7 +79,7 @@ class LeasedEnvironment:
     def __post_init__(self) -> None:
         self._sandbox = self.driver.sandbox(self.folder, self._exec, template=self.record.template)
         self._log = CallLog(self.folder / CALLS)
-        self._codebase = Codebase(self.source.index)
+        self._codebase = self.source.open_codebase()
 
     @property
     def lease_id(self) -> str:
@@ -146,7 +146,7 @@ class LeasedEnvironment:
         self._log.close()
         self._results = CallResults()
         self._results.add(list(found.results.values()), found.digests)
-        self._codebase, self._identity = Codebase(self.source.index), None
+        self._codebase, self._identity = self.source.open_codebase(), None
 
     def check_agent(self, token: str) -> None:
         """Check for the agent's or the control token.

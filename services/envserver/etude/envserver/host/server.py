@@ -127,6 +127,7 @@ def _build_host(pool: ResolvedPool, driver: Driver, settings: HostSettings) -> H
             settings.scratch,
             access,
             embedder=load_embedder(pool.spec.search, settings.scratch, access),
+            search_service=pool.spec.search.service or "",
         ),
         slots=pool.spec.slots_per_replica,
         templates=admitted.served,

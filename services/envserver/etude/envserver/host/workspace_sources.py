@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from etude.agent.search.codebase import Codebase
 from etude.agent.search.contents import HASHED_ID
+from etude.agent.search.remote import RemoteCodebase
 from etude.agent.search.shared_index import SharedIndex
 from etude.common.api.pool.spec import SearchSettings
 from etude.common.api.storage import StoreAccess
@@ -40,6 +42,15 @@ class WorkspaceSource:
     num_bytes: int
     index: SharedIndex
     """Search index of all workspaces that begin with these files."""
+    search_service: str = ""
+    """Address of the service that answers searches; empty: this process does."""
+
+    def open_codebase(self) -> Codebase:
+        """Open the code search of a workspace that begins with these files."""
+        if not self.search_service:
+            return Codebase(self.index)
+        backend = HASHED_ID if self.index.embedder is None else self.index.embedder.id
+        return RemoteCodebase(self.index, address=self.search_service, backend=backend)
 
 
 @dataclass(slots=True)
@@ -53,6 +64,8 @@ class WorkspaceSources:
     cache_bytes: int = CACHE_BYTES
     embedder: "Embedder | None" = None
     """Embedder of searches, the one that the policy was trained with; None is the built-in one."""
+    search_service: str = ""
+    """Address of the service that answers searches; empty: this process does."""
     _kept: OrderedDict[str, WorkspaceSource] = field(default_factory=OrderedDict)
     _loading: dict[str, asyncio.Task[WorkspaceSource]] = field(default_factory=dict)
 
@@ -105,6 +118,7 @@ class WorkspaceSources:
             key=trees.tree_identity(tree),
             num_bytes=sum(map(len, contents.values())),
             index=SharedIndex(contents, self.embedder),
+            search_service=self.search_service,
         )
 
 

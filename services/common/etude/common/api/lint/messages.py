@@ -50,6 +50,7 @@ PATTERN_DESCRIPTIONS: Mapping[str, str] = {
     run_spec.PRINTABLE: "printable ASCII without spaces",
     MODEL_URI: "s3://bucket/prefix, file:///folder or hf://organisation/name@revision",
     pool_spec.PREFIX: "s3://bucket/prefix or file:///folder, without spaces",
+    pool_spec.SERVICE_URL: "a URL without a query, such as http://search.team:7070",
     pool_spec.IMAGE: (
         "an image that was pushed, s3://bucket/prefix/ and 32 hexadecimal digits, a folder"
         " file:///…, or the name of one on the node"

@@ -21,6 +21,8 @@ IMAGE = r"^(file:///[^\s]+|s3://[^\s]+/[0-9a-f]{32}|[a-z0-9]([a-z0-9.-]{0,251}[a
 
 CPU = r"^[0-9]+(\.[0-9]+)?m?$"
 BACKEND = r"^(hashed-1|minilm-l6-v2|trained-[0-9a-f]{16})$"
+_PORT = r"([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+SERVICE_URL = rf"^https?://[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:{_PORT})?(/[^\s?#@]*)?$"
 MODELS = PREFIX = r"^(file:///|s3://)[^\s]+$"
 
 
@@ -189,6 +191,9 @@ class SearchSettings(Model):
     trained-… a table that `make search-model` wrote. A host without this one does not start."""
     models: Annotated[str, Field(max_length=512, pattern=MODELS)] | None = None
     """Folder with the trained table of that name."""
+    service: Annotated[str, Field(max_length=512, pattern=SERVICE_URL)] | None = None
+    """URL of a code search service, such as http://search.team:7070: the shadow of the one that
+    the product serves. It answers searches in place of the hosts, and must have this backend."""
 
 
 class EnvPoolSpec(Model):
