@@ -10,7 +10,6 @@ from pathlib import Path
 from types import FrameType
 
 from etude.agent.interactive.consent import AgentState
-from etude.agent.interactive.edits import observe_edits
 from etude.agent.interactive.gateway_policy import GatewayPolicy
 from etude.agent.interactive.session import AgentSession, ConversationEvents
 from etude.agent.trajectory import RolloutEnding
@@ -171,7 +170,7 @@ class TerminalConversation:
 
     def _work(self, instruction: str) -> None:
         if client := self.session.events.open_client():
-            observe_edits(self.home.journal, client, self.home.read_secret())
+            self.home.observe(client)
         ending = self._runner.run(self.session.work(instruction))
         if ending in ENDS:
             say(ENDS[ending])

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from etude.agent.interactive.edits import observe_edits
 from etude.agent.interactive.folder_changes import FolderChanges, compare_folders
 from etude.agent.interactive.session import AgentSession, ConversationEvents
 from etude.agent.interactive.stored_patches import PatchStore, StoredPatch
@@ -58,7 +57,7 @@ def work_in_pool(work: UserWork, place: PoolPlace, instructions: Sequence[str]) 
     client = work.open_client()
     with WorkEnd(lambda: work.home.open_client(work.key)).watch(), asyncio.Runner() as runner:
         if client is not None:
-            observe_edits(work.home.journal, client, work.home.read_secret())
+            work.home.observe(client)
         copied = runner.run(read_folder(work.folder))
         if copied.num_left_out:
             say(f"{copied.num_left_out} links and large files are not copied")

@@ -123,6 +123,9 @@ def consent(  # noqa: PLR0913 - a verb has as many parameters as it has options
     tenant: Annotated[str, typer.Option(help="Tenant of the API key.")] = "",
     user: Annotated[str, typer.Option(help="User of the API key.")] = "",
     terms: Annotated[str, typer.Option(help="Version of the tenant's terms.")] = "",
+    demonstrations: Annotated[
+        bool, typer.Option("--demonstrations", help="Send, too, what you keep of edited files.")
+    ] = False,
     revoke: Annotated[bool, typer.Option("--revoke", help="Take the consent back.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Agree without a question.")] = False,
     key: Key = "",
@@ -148,7 +151,13 @@ def consent(  # noqa: PLR0913 - a verb has as many parameters as it has options
     if missing:
         refuse("Usage", f"{', '.join(missing)} missing", "name service, tenant, user and terms")
     decision = StoredConsent(
-        service=feedback, tenant=tenant, user=user, terms=terms, granted=True, decided=now
+        service=feedback,
+        tenant=tenant,
+        user=user,
+        terms=terms,
+        granted=True,
+        decided=now,
+        demonstrations=demonstrations,
     )
     make_client(home, decision, key)
     say(SHARED)
@@ -165,14 +174,13 @@ def observe(*, key: Key = "", state: StateFolder = None) -> None:
     Each instruction to the agent does so first; a timer that runs this verb sees edits at
     5 minutes, an hour, a day and a week.
     """
-    from etude.agent.interactive.edits import observe_edits
     from etude.cli.agent.conversation import flush_events
 
     home = open_state(state)
     client = home.open_client(key)
     if client is None:
         refuse("Forbidden", "there is no consent to feedback", "etude agent consent --help")
-    number = observe_edits(home.journal, client, home.read_secret())
+    number = home.observe(client)
     say(f"looked at {number} edits")
     if not flush_events(client):
         raise typer.Exit(1)
@@ -202,6 +210,7 @@ def _show_consent(home: "AgentState") -> None:
         say("no decision: no feedback is sent")
     else:
         word = "given" if stored.granted else "taken back"
+        word += ", with demonstrations" if stored.granted and stored.demonstrations else ""
         say(
             f"{word} at {stored.decided}: terms {stored.terms} of {stored.tenant}, {stored.service}"
         )

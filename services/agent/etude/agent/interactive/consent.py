@@ -6,7 +6,8 @@ import secrets
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from etude.agent.interactive.edits import EditJournal
+from etude.agent.interactive.demonstrations import DemonstrationJournal
+from etude.agent.interactive.edits import EditJournal, observe_edits
 from etude.common import atomic
 from etude.common.errors import Problem, UserError
 from etude.common.feedback.client import EventAuthor, EventClient, UserConsent
@@ -20,7 +21,9 @@ With your consent, the agent tells the feedback service of your tenant:
   - hashes of the lines that it wrote, by a secret that stays on this machine, and how many of
     them are still there hours and days later
   - numbers of tests that passed or failed, of calls, and seconds
-It never sends your files. The service redacts secrets and personal data, and encrypts the rest.
+Text of your files is never sent, unless you add --demonstrations: then it also sends, a day after
+the last edit of a session, what you keep of the edited files, as a patch.
+The service redacts secrets and personal data, and encrypts the rest.
 Take it back at any time: etude agent consent --revoke"""
 """Words that a user agrees to; the tenant's terms say the rest."""
 
@@ -37,6 +40,8 @@ class StoredConsent:
     granted: bool
     decided: str
     """Time in RFC 3339."""
+    demonstrations: bool = False
+    """What the user keeps of edited files is sent, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,11 @@ class AgentState:
     def spool(self) -> EventSpool:
         """Events that wait."""
         return EventSpool(self.folder / "spool")
+
+    @property
+    def demonstrations(self) -> DemonstrationJournal:
+        """Sessions whose files are compared a day later."""
+        return DemonstrationJournal(self.folder / "demonstrations")
 
     @property
     def journal(self) -> EditJournal:
@@ -66,8 +76,9 @@ class AgentState:
             values = json.loads(file.read_bytes())
             # A word in place of a truth value would count as a consent.
             granted = {True: True, False: False}[values.pop("granted")]
+            demonstrations = values.pop("demonstrations", False) is True
             texts = {name: str(value) for name, value in values.items()}
-            return StoredConsent(**texts, granted=granted)
+            return StoredConsent(**texts, granted=granted, demonstrations=demonstrations)
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -77,10 +88,12 @@ class AgentState:
             ) from error
 
     def store_consent(self, consent: StoredConsent) -> None:
-        """Store a decision."""
+        """Store a decision; what it no longer allows is forgotten."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         data = json.dumps(asdict(consent)).encode()
         atomic.write_bytes(self.folder / "consent.json", data, fsync=True, mode=0o600)
+        if not (consent.granted and consent.demonstrations):
+            self.demonstrations.clear()
 
     def read_secret(self) -> bytes:
         """The secret of line hashes; made once, whichever agent is the first."""
@@ -104,6 +117,15 @@ class AgentState:
         if stored is None or not stored.granted:
             return None
         return make_client(self, stored, key)
+
+    def observe(self, client: EventClient) -> int:
+        """Look at the files of earlier edits, and tell of it; returns the number of looks.
+
+        Raises:
+            OSError: the disk does not take events.
+        """
+        self.demonstrations.send_due(client)
+        return observe_edits(self.journal, client, self.read_secret())
 
     def revoke(self, key: str, *, at: str) -> int:
         """Take the consent back; returns the number of events that were forgotten.

@@ -12,6 +12,7 @@ from typing import Protocol
 from typing_extensions import override
 
 from etude.agent.interactive.consent import AgentState
+from etude.agent.interactive.demonstrations import EditedSession
 from etude.agent.interactive.edits import AppliedEdit, read_machine_time, tell_applied_edit
 from etude.agent.interactive.gateway_policy import STOPPED, GatewayPolicy
 from etude.agent.interactive.user_workspace import (
@@ -104,7 +105,15 @@ class ConversationEvents(DecisionListener):
         if client is None:
             return
         self._note_decision(decision, num_lines=len(edit.diff))
-        if decision is Decision.REJECTED or edit.is_deletion:
+        if decision is Decision.REJECTED:
+            return
+        stored = self.state.read_consent()
+        if stored is not None and stored.demonstrations:
+            session = EditedSession(
+                str(self.folder), self.context(), self.turn, read_machine_time()
+            )
+            self.state.demonstrations.note_edit(session, edit.path, edit.before)
+        if edit.is_deletion:
             return
         applied = AppliedEdit(
             edit=uuid.uuid4().hex,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.agent.interactive.consent import AgentState
+from etude.agent.interactive.demonstrations import EditedSession
 from etude.agent.interactive.edits import AppliedEdit, read_machine_time, tell_applied_edit
 from etude.agent.interactive.folder_changes import FileChange
 from etude.agent.interactive.user_files import UserFile, open_folder, read_file
@@ -95,6 +96,8 @@ class PatchStore:
             what = f"changed since the work began: {', '.join(sorted(moved)[:20])}"
             fix = f"undo that, or merge by hand: git apply --3way {self.text_file(patch)}"
             raise UserError(Problem("Conflict", what, patch.folder, fix))
+        if client is not None:
+            self._note_demonstration(patch)
         for each in patch.files:
             await _apply(workspace, each)
         if client is not None:
@@ -110,6 +113,15 @@ class PatchStore:
             self._tell(client, patch, "rejected")
             self._close(client, patch, "Abandoned")
         self._remove(patch)
+
+    def _note_demonstration(self, patch: StoredPatch) -> None:
+        stored = self.home.read_consent()
+        if stored is None or not stored.demonstrations:
+            return
+        session = EditedSession(patch.folder, patch.about, patch.turn, read_machine_time())
+        for each in patch.files:
+            before = None if each.before is None else each.before.content
+            self.home.demonstrations.note_edit(session, each.path, before)
 
     def _tell(self, client: EventClient, patch: StoredPatch, kind: str) -> None:
         client.add(kind, {"turn": patch.turn}, patch.about, event_id=f"{patch.name}-{kind}")

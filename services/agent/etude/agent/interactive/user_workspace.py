@@ -49,6 +49,8 @@ class Edit(NamedTuple):
     new_lines: Sequence[str]
     """Lines that it adds."""
     is_deletion: bool
+    before: bytes | None
+    """Content of the file; None if there was none."""
 
 
 class Approver(Protocol):
@@ -151,11 +153,11 @@ def make_edit(path: str, before: bytes | None, after: bytes | None) -> Edit:
     old, new = _text_lines(before), _text_lines(after)
     is_deletion = after is None
     if old is None or new is None or max(len(old), len(new)) > MAX_DIFF_LINES:
-        return Edit(path, (), (), is_deletion)
+        return Edit(path, (), (), is_deletion, before)
     names = ("/dev/null" if before is None else path, "/dev/null" if is_deletion else path)
     diff = list(difflib.unified_diff(old, new, *names, lineterm=""))
     added = [line[1:] for line in diff[2:] if line.startswith("+")]
-    return Edit(path, diff, added, is_deletion)
+    return Edit(path, diff, added, is_deletion, before)
 
 
 def _text_lines(data: bytes | None) -> list[str] | None:
