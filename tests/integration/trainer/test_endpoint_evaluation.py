@@ -242,6 +242,7 @@ async def test_a_reward_that_counts_tokens_is_left_out_and_success_is_compared(
 
 
 def test_a_job_names_engines_or_an_endpoint(job: EvaluationJob) -> None:
-    for wrong in ({"policy": "1.3"}, {"endpoint": None}):
+    wrongs: tuple[dict[str, Any], ...] = ({"policy": "1.3"}, {"endpoint": None})
+    for wrong in wrongs:
         with pytest.raises(ValueError, match="or endpoint alone"):
             EvaluationJob.model_validate({**job.model_dump(), **wrong})

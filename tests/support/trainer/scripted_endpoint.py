@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from typing_extensions import override
+
 Turn = Mapping[str, Any]
 """Message of an answer."""
 
@@ -28,8 +30,6 @@ class ScriptedEndpoint:
     """Says the same turns in every conversation; refuses or garbles answers if told so."""
 
     turns: Sequence[Turn] = (READ, DONE)
-    turns_of: Callable[[str], Sequence[Turn]] | None = None
-    """Turns by the instruction, in place of the same ones for all."""
     usage: bool = False
     """True if answers count their tokens: 7 a turn."""
     refusals: list[tuple[int, bytes]] = field(default_factory=list)
@@ -47,8 +47,7 @@ class ScriptedEndpoint:
         if (refusal := self.refuse(body)) is not None:
             return refusal
         said = sum(each["role"] == "assistant" for each in body["messages"])
-        instruction = body["messages"][1]["content"]
-        turn = (self.turns if self.turns_of is None else self.turns_of(instruction))[said]
+        turn = self.turns[said]
         finish = "tool_calls" if turn.get("tool_calls") else "stop"
         found: dict[str, Any] = {"choices": [{"message": turn, "finish_reason": finish}]}
         if self.usage:
@@ -75,6 +74,7 @@ def serve_endpoint() -> Iterator[ScriptedEndpoint]:
             self.end_headers()
             self.wfile.write(data)
 
+        @override
         def log_message(self, *_: object) -> None:
             pass
 
