@@ -80,6 +80,11 @@ EGRESS_RULE = {
 POOL = {
     "templates[].name": f"{NODE}.server",
     "templates[].image": "etude.envserver.drivers.selection template",
+    "images.sources": f"{BROKER}.launch_admission",
+    "images.pullSecretRef.name": f"{OPERATOR}.builders.pool",
+    "images.mirrors[].registry": f"{NODE}.server each",
+    "images.mirrors[].mirror": f"{NODE}.server each",
+    "images.diskMib": f"{NODE}.server",
     "templates[].trust": f"{NODE}.server",
     "templates[].egress": "etude.envserver.drivers.selection template",
     "templates[].warmPerReplica": f"{NODE}.warm_minimum template",

@@ -43,6 +43,14 @@ def containers() -> None:
         skip(f"{why}: make system-deps", "gvisor", "qemu")
 
 
+def image_programs() -> None:
+    """The programs that move and unpack images, and the rights for roots."""
+    if missing := [name for name in ("skopeo", "umoci", "mksquashfs") if not shutil.which(name)]:
+        skip(f"{missing[0]} is not installed: `make system-deps` installs it", "qemu")
+    if os.geteuid() != 0:
+        skip("roots of images need root", "qemu")
+
+
 def small_image(*suites: str) -> BuiltImage:
     """The image that tests boot."""
     try:

@@ -89,6 +89,11 @@ EXAMPLES = {
     "images build": (
         "etude images build examples/images/python.yaml",
         "etude images build my-image.yaml --cache /srv/images",
+        "etude images build my-task/environment --into s3://runs/layouts",
+    ),
+    "images pull": (
+        "etude images pull ghcr.io/acme/shop:1.4 --machine python",
+        "etude images pull ghcr.io/acme/shop@sha256:… --machine python --credentials auth.json",
     ),
     "images ls": ("etude images ls", "etude images ls --json"),
     "images rm": (
@@ -161,6 +166,7 @@ EXAMPLES = {
     "import harbor": (
         "etude tasks import harbor downloads/my-dataset --out mine",
         "etude tasks import harbor one --out mine --oci IMAGE=LAYOUT@sha256:…",
+        "etude tasks import harbor downloads/terminal-bench --out mine --pin",
     ),
 }
 

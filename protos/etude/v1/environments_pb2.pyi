@@ -182,7 +182,7 @@ class ReleaseLeasesResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "endpoint", "driver", "isolation", "slots", "held", "draining", "levels", "free_memory_bytes", "queue_ms", "snapshots", "begun", "generation", "base_generation", "ended_lease_ids")
+    __slots__ = ("node_id", "endpoint", "driver", "isolation", "slots", "held", "draining", "levels", "free_memory_bytes", "queue_ms", "snapshots", "begun", "generation", "base_generation", "ended_lease_ids", "images")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     DRIVER_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +198,7 @@ class HeartbeatRequest(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BASE_GENERATION_FIELD_NUMBER: _ClassVar[int]
     ENDED_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     endpoint: str
     driver: str
@@ -213,7 +214,8 @@ class HeartbeatRequest(_message.Message):
     generation: int
     base_generation: int
     ended_lease_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., slots: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., draining: _Optional[bool] = ..., levels: _Optional[_Iterable[_Union[TemplateLevel, _Mapping]]] = ..., free_memory_bytes: _Optional[int] = ..., queue_ms: _Optional[int] = ..., snapshots: _Optional[_Iterable[_Union[HeldSnapshot, _Mapping]]] = ..., begun: _Optional[_Iterable[_Union[Beginning, _Mapping]]] = ..., generation: _Optional[int] = ..., base_generation: _Optional[int] = ..., ended_lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    images: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., slots: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., draining: _Optional[bool] = ..., levels: _Optional[_Iterable[_Union[TemplateLevel, _Mapping]]] = ..., free_memory_bytes: _Optional[int] = ..., queue_ms: _Optional[int] = ..., snapshots: _Optional[_Iterable[_Union[HeldSnapshot, _Mapping]]] = ..., begun: _Optional[_Iterable[_Union[Beginning, _Mapping]]] = ..., generation: _Optional[int] = ..., base_generation: _Optional[int] = ..., ended_lease_ids: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Beginning(_message.Message):
     __slots__ = ("template", "start", "start_ms")
@@ -340,20 +342,22 @@ class PrepareGroupResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class OpenEnvironmentsRequest(_message.Message):
-    __slots__ = ("leases", "template", "workspace", "toolset", "snapshot_id", "on_expiry")
+    __slots__ = ("leases", "template", "workspace", "toolset", "snapshot_id", "on_expiry", "image")
     LEASES_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     WORKSPACE_FIELD_NUMBER: _ClassVar[int]
     TOOLSET_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
     ON_EXPIRY_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
     leases: _containers.RepeatedCompositeFieldContainer[HeldLease]
     template: str
     workspace: WorkspaceSource
     toolset: str
     snapshot_id: str
     on_expiry: OnExpiry
-    def __init__(self, leases: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., template: _Optional[str] = ..., workspace: _Optional[_Union[WorkspaceSource, _Mapping]] = ..., toolset: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., on_expiry: _Optional[_Union[OnExpiry, str]] = ...) -> None: ...
+    image: str
+    def __init__(self, leases: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., template: _Optional[str] = ..., workspace: _Optional[_Union[WorkspaceSource, _Mapping]] = ..., toolset: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., on_expiry: _Optional[_Union[OnExpiry, str]] = ..., image: _Optional[str] = ...) -> None: ...
 
 class OpenEnvironmentsResponse(_message.Message):
     __slots__ = ("outcomes",)

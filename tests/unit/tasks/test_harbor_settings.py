@@ -81,7 +81,7 @@ REFUSED = {
     "[environment]\ntpu = { type = 'v4', topology = '2x2' }": "no TPU",
     "[environment]\nos = 'windows'": "os",
     "[environment]\nworkdir = '/app'": "workdir",
-    "[environment]\ndocker_image = 'ubuntu'": "nothing is pulled",
+    "[environment]\ndocker_image = 'ubuntu'": "import the task",
     "[environment]\nskills_dir = '/skills'": "no skills",
     "[environment.env]\nKEY = 'x'": "fixed environment",
     "[environment.healthcheck]\ncommand = 'true'": "services",

@@ -74,6 +74,16 @@ def test_a_mirror_may_be_a_repository_or_a_bundle(
     assert imported(tmp_path, tmp_path / "out", row) == 0
 
 
+def test_a_row_names_the_benchmarks_own_image(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, row = made
+    image = f"docker.io/swebench/sweb.eval.x86_64.{{instance}}@sha256:{'0' * 64}"
+    assert imported(folder, tmp_path / "out", row, more=("--pin", "--image", image)) == 0
+    task = harbor_task.read_task(tmp_path / "out" / "us__shop-1")
+    assert task.image == image.replace("{instance}", "us_1776_shop-1")
+
+
 def test_options_say_what_rows_do_not(
     made: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

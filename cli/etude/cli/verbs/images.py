@@ -1,4 +1,4 @@
-"""`etude images`: build what microVMs boot, list it, push it to a store, remove it."""
+"""`etude images`: build or pull what microVMs boot, list it, push it to a store, remove it."""
 
 import subprocess
 import sys
@@ -10,7 +10,9 @@ import typer
 from etude.cli.examples import epilog
 from etude.cli.verbs.options import AsJson, Endpoint, Region
 
-app = typer.Typer(no_args_is_help=True, help="Build, list, push and remove images of microVMs.")
+app = typer.Typer(
+    no_args_is_help=True, help="Build, pull, list, push and remove images of microVMs."
+)
 
 Cache = Annotated[
     Path | None, typer.Option(help="Folder of images; $ETUDE_IMAGES or ~/.cache/etude/images.")
@@ -19,6 +21,15 @@ Cache = Annotated[
 Pools = Annotated[
     list[Path] | None,
     typer.Option(help="Manifests whose images stay: kubectl get envp,rlr -A -o yaml. Repeatable."),
+]
+Credentials = Annotated[
+    Path | None, typer.Option(help="File in the format of Docker's config.json.")
+]
+Mirrors = Annotated[
+    list[str] | None, typer.Option(help="HOST=MIRROR, tried before HOST. Repeatable.")
+]
+PlainHttp = Annotated[
+    list[str] | None, typer.Option(help="HOST that is spoken to without TLS. Repeatable.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")]
 
@@ -32,9 +43,20 @@ def _run(verb: str, *arguments: str, cache: Path | None) -> None:
 
 
 @app.command(epilog=epilog("images build"))
-def build(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="A YAML file.")],
+def build(  # noqa: PLR0913 - a verb has as many parameters as it has options
+    spec: Annotated[
+        Path, typer.Argument(metavar="SPEC", help="A YAML file, or a folder with a Dockerfile.")
+    ],
     *,
+    into: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the image of a Dockerfile goes: HOST/REPOSITORY, file:///… or s3://…"
+        ),
+    ] = None,
+    credentials: Credentials = None,
+    mirror: Mirrors = None,
+    plain_http: PlainHttp = None,
     agent: Annotated[
         Path | None,
         typer.Option(help="The guest's agent; the one that hack/guest.py built last unless given."),
@@ -44,9 +66,33 @@ def build(
     """Build an image, or find the one that is there, and print its folder. Needs root.
 
     Debian's packages, each setup step and the image itself are kept: a second build takes no time.
+    A Dockerfile is built by buildah and published; tasks name the reference that is printed.
     """
-    words = (str(spec), *(("--agent", str(agent)) if agent else ()))
-    _run("build", *words, cache=cache)
+    words = [str(spec), *(("--agent", str(agent)) if agent else ())]
+    words += ["--into", into] if into else []
+    _run("build", *words, *_registry_options(credentials, mirror, plain_http), cache=cache)
+
+
+@app.command(epilog=epilog("images pull"))
+def pull(
+    image: Annotated[
+        str, typer.Argument(metavar="IMAGE", help="HOST/REPOSITORY@sha256:…, or with a tag.")
+    ],
+    *,
+    machine: Annotated[
+        str, typer.Option(help="Built image that gives kernel and agent: etude images ls.")
+    ],
+    credentials: Credentials = None,
+    mirror: Mirrors = None,
+    plain_http: PlainHttp = None,
+    cache: Cache = None,
+) -> None:
+    """Pull and convert an image that tasks name, and print its name by digest. Needs root.
+
+    Hosts do the same when a task needs it; an image that was pulled before takes no time.
+    """
+    options = _registry_options(credentials, mirror, plain_http)
+    _run("pull", image, "--machine", machine, *options, cache=cache)
 
 
 @app.command(epilog=epilog("images ls"))
@@ -55,7 +101,7 @@ def ls(
     cache: Cache = None,
     as_json: AsJson = False,
 ) -> None:
-    """List every image that was built, oldest first."""
+    """List every image that was built, oldest first, then those that were pulled."""
     _run("ls", *(("--json",) if as_json else ()), cache=cache)
 
 
@@ -123,6 +169,14 @@ def prune(  # noqa: PLR0913 - a verb has as many parameters as it has options
     words = [*((url,) if url else ()), "--older-than", str(older_than)]
     words += [*_pool_options(pools, dry_run=dry_run), *_store_options(endpoint, region)]
     _run("prune", *words, cache=cache)
+
+
+def _registry_options(
+    credentials: Path | None, mirrors: list[str] | None, plain_http: list[str] | None
+) -> list[str]:
+    words = ["--credentials", str(credentials)] if credentials else []
+    words += [word for each in mirrors or () for word in ("--mirror", each)]
+    return [*words, *(word for each in plain_http or () for word in ("--plain-http", each))]
 
 
 def _pool_options(pools: list[Path] | None, *, dry_run: bool) -> list[str]:

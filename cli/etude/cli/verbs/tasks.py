@@ -80,7 +80,7 @@ def verify(
     folder: Annotated[Path, typer.Argument(help="A task folder, or a folder of them.")],
     *,
     limit: Annotated[int, typer.Option(help="Check at most this many; 0 means all.")] = 0,
-    driver: Annotated[str, typer.Option(help="process, or qemu-microvm.")] = "process",
+    driver: Annotated[str, typer.Option(help="process, gvisor or qemu-microvm.")] = "process",
     image: Annotated[str, typer.Option(help="What a microVM boots for tasks that name none.")] = "",
     slot: Annotated[str, typer.Option(help=_SLOT)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per task.")] = False,
@@ -99,7 +99,7 @@ def lint(
     folder: Annotated[Path, typer.Argument(help="A task folder, or a folder of them.")],
     *,
     limit: Annotated[int, typer.Option(help="Look at most at this many; 0 means all.")] = 0,
-    driver: Annotated[str, typer.Option(help="process, or qemu-microvm.")] = "process",
+    driver: Annotated[str, typer.Option(help="process, gvisor or qemu-microvm.")] = "process",
     image: Annotated[str, typer.Option(help="What a microVM boots for tasks that name none.")] = "",
     slot: Annotated[str, typer.Option(help=_SLOT)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per task.")] = False,
@@ -174,7 +174,7 @@ def from_sessions(  # noqa: PLR0913 - one for each option
         str, typer.Option(help="To write: state of the repository, for sessions that name none.")
     ] = "",
     test_command: Annotated[str, typer.Option(help="To write: as for SWE-bench.")] = "",
-    driver: Annotated[str, typer.Option(help="process, or qemu-microvm.")] = "process",
+    driver: Annotated[str, typer.Option(help="process, gvisor or qemu-microvm.")] = "process",
     image: Annotated[str, typer.Option(help="What a microVM boots.")] = "",
     endpoint: Endpoint = None,
     region: Region = None,
@@ -249,15 +249,28 @@ def harbor(
     oci: Annotated[
         list[str], typer.Option(help="IMAGE=LAYOUT@sha256:… for a FROM that is not known here.")
     ] = [],  # noqa: B006 - Typer copies it
+    pin: Annotated[
+        bool,
+        typer.Option("--pin", help="Take environment.docker_image: ask its registry for a digest."),
+    ] = False,
+    build: Annotated[
+        str | None,
+        typer.Option(
+            metavar="INTO",
+            help="Build the Dockerfile by buildah (as root) and publish it: HOST/REPOSITORY,"
+            " file:///… or s3://…",
+        ),
+    ] = None,
 ) -> None:
     """Take Harbor tasks: the Dockerfile becomes first files and an image spec."""
-    layouts = [word for each in oci for word in ("--oci", each)]
+    options = [word for each in oci for word in ("--oci", each)] + (["--pin"] if pin else [])
+    options += ["--build", build] if build else []
     places = [str(folder) for folder in folders]
-    _run("etude.envserver.tasks.formats.command", "harbor", *layouts, "--out", str(out), *places)
+    _run("etude.envserver.tasks.formats.command", "harbor", *options, "--out", str(out), *places)
 
 
 @imports.command(epilog=epilog("import swebench"))
-def swebench(
+def swebench(  # noqa: PLR0913 - a verb has as many parameters as it has options
     rows: Annotated[Path, typer.Argument(help="A JSONL file, one instance per line.")],
     *,
     repositories: Annotated[Path, typer.Option(help="Folder of mirrors or bundles.")],
@@ -265,11 +278,17 @@ def swebench(
     test_command: Annotated[
         str, typer.Option(help="Runs the test files that are named behind it; pytest unless given.")
     ] = "",
-    image: Annotated[str, typer.Option(help="Image that the tasks need.")] = "",
+    image: Annotated[
+        str, typer.Option(help="Image that the tasks need; {instance} in it stands for a row's id.")
+    ] = "",
+    pin: Annotated[
+        bool, typer.Option("--pin", help="Ask the image's registry for its digest.")
+    ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds that grading may take.")] = 1_800.0,
 ) -> None:
     """Take rows of SWE-bench: the test patch enters at grading, the gold patch is the solution."""
-    command = ("--test-command", test_command) if test_command else ()
+    command = ["--test-command", test_command] if test_command else []
+    command += ["--pin"] if pin else []
     _run(
         "etude.envserver.tasks.formats.command",
         *("swebench", str(rows), "--repositories", str(repositories), "--out", str(out)),

@@ -112,7 +112,8 @@ def pool_policies(
     outside = _external_egress(pool.spec.store, pool.spec.observability.otlp_endpoint) + issuer
     if pool.spec.search.service is not None:
         outside += _endpoint_egress([pool.spec.search.service])
-    if pool.spec.network.egress is not EgressPolicy.NONE:
+    # Registries are anywhere, on any port: spec.images.sources says which a host asks.
+    if pool.spec.network.egress is not EgressPolicy.NONE or pool.spec.images is not None:
         # The host's own proxy tells environments apart, and enforces their rules.
         outside.append(_internet_egress(()))
     parts = [

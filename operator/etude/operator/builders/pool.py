@@ -27,6 +27,7 @@ from etude.operator.builders.pod import (
     PodPlacement,
     PodResources,
     RolePod,
+    SecretFolder,
     base_env,
     env,
     field_env,
@@ -47,6 +48,9 @@ SUPERVISED_COMMAND = ("etude-envserver", "supervise")
 BROKER_GRACE_S = 30
 HOST_GRACE_S = 60
 API_GRACE_S = 30
+
+PULL_FOLDER, PULL_ENTRY = "/etc/etude/pull", ".dockerconfigjson"
+"""Folder of the credentials of registries, and their entry in a Secret of that type."""
 
 
 def pool_children(
@@ -147,6 +151,7 @@ def _pool_pod(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pla
             env("ETUDE_ADVERTISE", _advertised_address(pool, platform)),
             _broker_target(pool),
             *_egress_env(pool),
+            *_pull_env(pool),
         ]
     elif pool.spec.brokers > 1:
         variables += [
@@ -168,6 +173,7 @@ def _pool_pod(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pla
         files=PodFiles(
             spec_map=names.child(pool.metadata.name, "pool"),
             egress_secrets=_egress_secrets(pool) if role == names.HOST else (),
+            folders=_pull_secrets(pool) if role == names.HOST else (),
         ),
         certificate=_certificate(pool, role, platform),
     )
@@ -188,6 +194,20 @@ def _egress_secrets(pool: EnvPool) -> list[tuple[str, str]]:
 
 def _egress_env(pool: EnvPool) -> list[Manifest]:
     return [env("ETUDE_EGRESS_SECRETS", EGRESS_FOLDER)] if _egress_secrets(pool) else []
+
+
+def _pull_secrets(pool: EnvPool) -> list[SecretFolder]:
+    """Credentials with which hosts pull the images of tasks."""
+    images = pool.spec.images
+    if images is None or images.pull_secret_ref is None:
+        return []
+    name = images.pull_secret_ref.name
+    return [SecretFolder("pull", PULL_FOLDER, name, (PULL_ENTRY,))]
+
+
+def _pull_env(pool: EnvPool) -> list[Manifest]:
+    path = f"{PULL_FOLDER}/{PULL_ENTRY}"
+    return [env("ETUDE_PULL_CREDENTIALS", path)] if _pull_secrets(pool) else []
 
 
 def _with_placement(pod: RolePod, pool: EnvPool) -> RolePod:

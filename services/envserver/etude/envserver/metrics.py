@@ -25,6 +25,15 @@ pause_seconds = Histogram(
     "Time that a running VM was paused to be saved.",
     buckets=_SECONDS,
 )
+image_requests = Counter(
+    "etude_env_image_requests", "Images that tasks name, by outcome on this host.", ["outcome"]
+)
+image_pull_seconds = Histogram(
+    "etude_env_image_pull_seconds",
+    "Time to pull and convert an image that tasks name.",
+    buckets=_SECONDS,
+)
+image_bytes = Gauge("etude_env_image_bytes", "Disk space of the images that tasks name.")
 snapshots = Gauge("etude_env_snapshots", "Snapshots that this host holds.")
 snapshot_bytes = Gauge("etude_env_snapshot_bytes", "Disk space of the snapshots on this host.")
 snapshot_seconds = Histogram(

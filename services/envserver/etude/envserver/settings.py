@@ -85,6 +85,9 @@ class HostSettings:
     egress_secrets: Path | None = None
     """Folder with a folder for each Secret in egress rules, and a file for each key."""
 
+    pull_credentials: Path | None = None
+    """Credentials of registries, in the format of Docker's config.json."""
+
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
         """Read the settings.
@@ -106,4 +109,5 @@ class HostSettings:
             images=images_folder(env),
             allow_weak_isolation=parse_flag(env, "ETUDE_ALLOW_WEAK_ISOLATION"),
             egress_secrets=parse_path(env, "ETUDE_EGRESS_SECRETS"),
+            pull_credentials=parse_path(env, "ETUDE_PULL_CREDENTIALS"),
         )

@@ -329,3 +329,26 @@ def test_hosts_alone_have_the_credentials_that_egress_rules_name(
 def test_a_pool_without_credentials_mounts_none(pool: EnvPool, platform: Platform) -> None:
     node = children(pool, platform)["Pod", "repos-node-0"]
     assert all(each["name"] != "egress" for each in pod(node)["volumes"])
+
+
+def test_hosts_alone_have_the_credentials_of_registries(pool: EnvPool, platform: Platform) -> None:
+    images = {"sources": ["ghcr.io/acme"], "pullSecretRef": {"name": "registries"}}
+    made = children(pool, platform, images=images)
+    node, broker = made["Pod", "repos-node-0"], made["StatefulSet", "repos-broker"]
+    (volume,) = [each for each in pod(node)["volumes"] if each["name"] == "pull"]
+    assert volume["secret"]["secretName"] == "registries"
+    assert volume["secret"]["defaultMode"] == 0o440
+    file = "/etc/etude/pull/.dockerconfigjson"
+    assert variables(node)["ETUDE_PULL_CREDENTIALS"] == file
+    assert "ETUDE_PULL_CREDENTIALS" not in variables(broker)
+    assert all(each["name"] != "pull" for each in pod(broker)["volumes"])
+
+
+def test_a_pool_of_processes_takes_no_images(pool: EnvPool) -> None:
+    spec = {
+        **pool.spec.to_json(),
+        "isolation": {"driver": "Process", "minimum": "Process"},
+        "images": {"sources": ["ghcr.io/acme"]},
+    }
+    with pytest.raises(ValueError, match="takes no images"):
+        EnvPoolSpec.model_validate(spec)

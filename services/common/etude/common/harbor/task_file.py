@@ -93,8 +93,9 @@ class MetadataSection(Section):
     """Patterns of paths that the agent may hand in; empty allows all."""
     etude_keeps_history: bool = False
     """True if the workspace's repository may hold commits before the one that is checked out."""
-    etude_image: str | None = Field(default=None, min_length=1, max_length=256)
-    """Name of the image that the task needs; `image.yaml` beside task.toml makes it."""
+    etude_image: str | None = Field(default=None, min_length=1, max_length=512)
+    """Name of the image that the task needs, which `image.yaml` beside task.toml makes, or a
+    reference with a digest, which hosts pull."""
     etude_grade: Literal["clean", "fork"] = "clean"
     """Where hidden tests run: in a fresh sandbox, or in a fork of the agent's with its image's
     services, which proves less."""
@@ -146,7 +147,7 @@ class EnvironmentSection(Section):
     """Sizes are for other harnesses: here the pool decides. What no pool gives is refused."""
 
     build_timeout_sec: _Seconds = 600.0
-    docker_image: Annotated[Any, _empty("nothing is pulled; import the task with --oci")] = None
+    docker_image: Annotated[Any, _empty("import the task: etude tasks import harbor --pin")] = None
     os: Annotated[Literal["linux"], BeforeValidator(_lower)] = "linux"
     cpus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     memory_mb: int | None = Field(default=None, gt=0)

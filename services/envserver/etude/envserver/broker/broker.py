@@ -18,6 +18,7 @@ from etude.common.errors import (
     UnavailableError,
     UnknownIdError,
 )
+from etude.common.pinned_images import pool_template
 from etude.common.plans.registry import PlanRegistry
 from etude.envserver import metrics
 from etude.envserver.broker.dispatcher import Dispatcher
@@ -108,7 +109,7 @@ class Broker:
             FullError: too many wait already.
         """
         check_launch(request, self._templates, self.spec.lease)
-        asked, request = request.template, with_image_template(request, self.spec.templates)
+        asked, request = request.template, with_image_template(request, self.spec)
         check_shard(request.run_id, self.shard)
         if request.snapshot_id:
             await self._find_snapshot(request)
@@ -255,7 +256,7 @@ class Broker:
             if time.monotonic() >= until_s:
                 raise UnknownIdError(f"no host holds snapshot {name!r} of run {run_id!r}")
             await asyncio.sleep(TICK_S)
-        if template != request.template:
+        if pool_template(template) != request.template:
             raise InvalidFieldError("template", f"snapshot {name!r} was made from {template!r}")
 
     def _submit(self, request: environments_pb2.LaunchBatchRequest, asked: str) -> OutcomeStream:

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 MAX_TRIES = 3
 """Hosts that may fail an environment before its client hears of it."""
 
+IMAGE_WAIT_S = 1.0
+"""Time until a host that pulls an image is asked again."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Dispatcher:
@@ -102,6 +105,9 @@ class Dispatcher:
             # The host knows better than the ledger; its next heartbeat corrects it.
             host.is_suspect = True
             self._requeue(turn)
+        elif outcome.failure.reason == "ImageNotReady":
+            # It holds no slot meanwhile, and other launches go on.
+            self._spawn(self._requeue_later(turn), "wait for an image")
         else:
             metrics.errors.labels("start").inc()
             self.streams.deliver(turn.batch, outcome)
@@ -116,6 +122,11 @@ class Dispatcher:
             self.streams.deliver(
                 turn.batch, failure_outcome(turn.position, HostCallError.reason, why)
             )
+
+    async def _requeue_later(self, turn: Turn) -> None:
+        await asyncio.sleep(IMAGE_WAIT_S)
+        self._requeue(turn)
+        self.on_capacity()
 
     def _requeue(self, turn: Turn) -> None:
         if self.streams.has_reader(turn.batch):

@@ -53,6 +53,8 @@ class HostState:
     started_templates: set[str] = field(default_factory=set)
     """Templates of which an environment has started here."""
     snapshots: frozenset[SnapshotKey] = frozenset()
+    images: frozenset[str] = frozenset()
+    """Digests of the images of tasks that it has or pulls."""
     queue_ms: float = 0.0
     """Time until the ordered environments have started."""
     memory_bytes: int | None = None
@@ -139,6 +141,8 @@ class Hosts:
     """The same hosts, to draw from."""
     _holders: dict[SnapshotKey, dict[str, str]] = field(default_factory=dict)
     """By snapshot, the template that each holder reports, by host."""
+    _image_holders: dict[str, dict[str, None]] = field(default_factory=dict)
+    """Hosts by the digest of an image of tasks, in the order in which they told of it."""
 
     def __len__(self) -> int:
         return len(self._order)
@@ -183,11 +187,13 @@ class Hosts:
             self._order.append(host)
         host.apply_heartbeat(told, now_s=now_s)
         self._update_snapshots(host, told.snapshots)
+        self._update_images(host, told.images)
         return host
 
     def remove(self, host: HostState) -> None:
         """Remove a host that fell silent."""
         self._update_snapshots(host, ())
+        self._update_images(host, ())
         del self._by_id[host.node_id]
         self._order.remove(host)
 
@@ -197,9 +203,23 @@ class Hosts:
             self._by_id[name] for name in self._holders.get(SnapshotKey(run_id, snapshot_id), ())
         ]
 
+    def image_holders(self, digest: str) -> list[HostState]:
+        """The hosts that have an image of tasks, or pull it."""
+        return [self._by_id[name] for name in self._image_holders.get(digest, ())]
+
     def template_of(self, run_id: str, snapshot_id: str) -> str | None:
         """The template that a run's snapshot was made from; None if no host holds it."""
         return next(iter(self._holders.get(SnapshotKey(run_id, snapshot_id), {}).values()), None)
+
+    def _update_images(self, host: HostState, told: Collection[str]) -> None:
+        digests = frozenset(told)
+        for gone in host.images - digests:
+            del self._image_holders[gone][host.node_id]
+            if not self._image_holders[gone]:
+                del self._image_holders[gone]
+        for digest in digests - host.images:
+            self._image_holders.setdefault(digest, {})[host.node_id] = None
+        host.images = digests
 
     def _update_snapshots(
         self, host: HostState, told: Collection[environments_pb2.HeldSnapshot]

@@ -5,9 +5,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from etude.agent.toolsets import toolset
-from etude.common.api.pool.spec import LeasePolicy, Template
+from etude.common.api.pool.spec import EnvPoolSpec, LeasePolicy, Template
 from etude.common.broker_shards import BrokerShard, shard_of
-from etude.common.errors import FullError, InvalidFieldError
+from etude.common.errors import FullError, InvalidFieldError, UserError
+from etude.common.pinned_images import is_pinned, is_within, parse_pinned
 from etude.v1 import environments_pb2
 
 MAX_COUNT = 1024
@@ -166,15 +167,21 @@ def refuse_excess(load: BrokerLoad, policy: LeasePolicy, drain: GrantRate, *, no
 
 
 def with_image_template(
-    request: environments_pb2.LaunchBatchRequest, templates: Sequence[Template]
+    request: environments_pb2.LaunchBatchRequest, spec: EnvPoolSpec
 ) -> environments_pb2.LaunchBatchRequest:
-    """The launch request with the template whose image its task needs; unchanged without an image.
+    """The launch request with the template whose image its task needs.
+
+    It is unchanged without an image, and with one by its digest, which hosts pull.
 
     Raises:
-        InvalidFieldError: the pool has no such image.
+        InvalidFieldError: the pool has no such image, or takes none from there.
     """
     if not request.image:
         return request
+    if is_pinned(request.image):
+        _check_pinned(request.image, spec)
+        return request
+    templates = spec.templates
     fitting = [each.name for each in templates if has_image(each, request.image)]
     if not fitting:
         raise InvalidFieldError("image", _refusal(request, templates))
@@ -184,6 +191,22 @@ def with_image_template(
     found.CopyFrom(request)
     found.template = fitting[0]
     return found
+
+
+def _check_pinned(reference: str, spec: EnvPoolSpec) -> None:
+    """Refuse an image by its digest that this pool does not take.
+
+    Raises:
+        InvalidFieldError: it does not.
+    """
+    try:
+        image = parse_pinned(reference)
+    except UserError as cause:
+        raise InvalidFieldError("image", str(cause)) from cause
+    sources = () if spec.images is None else spec.images.sources
+    if not is_within(image, sources):
+        what = f"this pool takes no images of {image.source}: add it to spec.images.sources"
+        raise InvalidFieldError("image", what)
 
 
 def has_image(template: Template, image: str) -> bool:

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from etude.common.pinned_images import is_pinned
 from etude.envserver.broker.hosts import HostState
 from etude.envserver.broker.launch_queue import LaunchBatch, Turn
 from etude.v1 import environments_pb2
@@ -33,6 +34,7 @@ class LaunchOrder:
             toolset=asked.toolset,
             snapshot_id=asked.snapshot_id,
             on_expiry=asked.on_expiry,
+            image=asked.image if is_pinned(asked.image) else "",
         )
 
     def new_leases(self, expires_unix_ms: int) -> list[environments_pb2.HeldLease]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from etude.common.pinned_images import is_pinned
 from etude.v1 import environments_pb2
 
 QUANTUM_CPU_MS = 200.0
@@ -25,6 +26,8 @@ class PlacementClass(NamedTuple):
 
     template: str
     snapshot_id: str = ""
+    image: str = ""
+    """Digest of the image that the task names by it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +51,11 @@ class LaunchBatch:
     placement_class: PlacementClass = field(init=False)
 
     def __post_init__(self) -> None:
-        self.placement_class = PlacementClass(self.request.template, self.request.snapshot_id)
+        self.placement_class = PlacementClass(
+            self.request.template,
+            self.request.snapshot_id,
+            self.request.image.rpartition("@")[2] if is_pinned(self.request.image) else "",
+        )
 
 
 class Offer(NamedTuple):

@@ -40,6 +40,8 @@ class PlacementRequest(NamedTuple):
     """True if it is ordered now, from a host that is not busy with orders."""
     packs: bool = False
     """True to fill the oldest hosts first, so that the others become empty."""
+    image: str = ""
+    """Digest of the image that the task names by it."""
 
 
 def expected_ms(host: HostState, template: str) -> float:
@@ -131,7 +133,7 @@ class GroupPlacer:
 
     def offer(self, batch: LaunchBatch) -> Offer | None:
         """An offer for the next environment of a batch; None if no host takes it now."""
-        template = batch.placement_class.template
+        template, image = batch.placement_class.template, batch.placement_class.image
         if batch.placement_class.snapshot_id:
             holders = self.hosts.holders(batch.key.run_id, batch.placement_class.snapshot_id)
             host = best_host(
@@ -141,7 +143,7 @@ class GroupPlacer:
             host = self._group_host(batch.key.run_id, batch.request.group_id)
             if host is None or not host.takes(template):
                 siblings = len(batch.waiting) if batch.request.group_id else 1
-                host = self._choice(PlacementRequest(template, siblings))
+                host = self._choice(PlacementRequest(template, siblings, image=image))
         if host is None or host.is_busy:  # a group waits for its own
             return None
         return Offer(host.node_id, host.cost(template).cpu_ms)
@@ -164,6 +166,11 @@ class GroupPlacer:
         return host
 
     def _choice(self, want: PlacementRequest) -> HostState | None:
+        if want.image:
+            holders = self.hosts.image_holders(want.image)
+            found = best_host((host for host in holders if not host.is_busy), want)
+            if found is not None:
+                return found
         return choose_host(self.hosts, want._replace(packs=self.packs), self.random)
 
     def _group_host(self, run_id: str, group_id: str) -> HostState | None:

@@ -10,6 +10,7 @@ from etude.agent.workspace import Workspace
 from etude.agent.workspace.interface import Runner
 from etude.common.errors import Problem, UnavailableError, UserError, WrongStateError
 from etude.envserver.drivers.programs import Program, RunningProgram
+from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.storage.folders import FolderContent, FolderLimits
 from etude.envserver.storage.trees import Tree
 
@@ -312,6 +313,26 @@ class Driver(Protocol):
 
     async def verify(self, work: Verification) -> CommandOutcome:
         """Run a verifier in a fresh sandbox."""
+
+    def template_image(self, template: str) -> BuiltImage:
+        """The image of a pool template, which gives tasks' images their kernel and agent.
+
+        Raises:
+            CapMissingError: its sandboxes have no image of their own.
+        """
+        raise CapMissingError(self.name, "images", "its sandboxes see this machine's programs")
+
+    async def add_image(self, name: str, image: BuiltImage) -> int:
+        """Make a task's image a template of this name; returns the bytes that this takes on disk.
+
+        Raises:
+            CapMissingError: its sandboxes have no image of their own.
+            UserError: the image cannot be started.
+        """
+        raise CapMissingError(self.name, "images", "its sandboxes see this machine's programs")
+
+    async def remove_image(self, name: str, image: BuiltImage) -> None:
+        """Forget a template made by `add_image`, of which there is no sandbox."""
 
     def has_services(self, template: str) -> bool:
         """Tell whether its sandboxes run services that no agent started."""

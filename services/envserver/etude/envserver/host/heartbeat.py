@@ -134,6 +134,7 @@ class HostHeartbeat:
             free_memory_bytes=readiness.free_memory_bytes,
             queue_ms=round(readiness.queue_ms),
             begun=news,
+            images=[] if self.host.images is None else self.host.images.digests,
         )
         try:
             answer = await self.brokers[index].Heartbeat(request, timeout=DEADLINE_S)

@@ -18,10 +18,11 @@ from etude.common.errors import (
     WrongStateError,
     crossing,
 )
+from etude.common.pinned_images import pool_template
 from etude.envserver import metrics
 from etude.envserver.drivers.base import Driver, SandboxError, StartKind
 from etude.envserver.host.environment import LeasedEnvironment
-from etude.envserver.host.launch_source import LaunchSources
+from etude.envserver.host.launch_source import LaunchSource, LaunchSources
 from etude.envserver.host.leases import expired_leases, lease_fields, records
 from etude.envserver.host.leases.expired_leases import ExpiredLeases
 from etude.envserver.host.leases.records import LEASE_ID, LeaseRecord
@@ -29,6 +30,7 @@ from etude.envserver.host.leases.start_tracker import StartTracker
 from etude.envserver.host.result_cache import ResultCache
 from etude.envserver.host.snapshots.environment_state import EnvironmentStates
 from etude.envserver.host.snapshots.local_snapshots import LocalSnapshot, LocalSnapshots
+from etude.envserver.host.task_images import TaskImages, require_images
 from etude.envserver.host.workspace_sources import WorkspaceSource, WorkspaceSources
 from etude.envserver.storage import folders
 from etude.v1 import environments_pb2
@@ -53,6 +55,8 @@ class Host:
     """host:port where clients reach this host, once it listens."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """The pool's other templates, with the reason why each may not run here."""
+    images: TaskImages | None = None
+    """Images that tasks name by digest; None where the pool takes none."""
     cache: ResultCache = field(default_factory=ResultCache)
     start_tracker: StartTracker = field(default_factory=StartTracker)
     states: EnvironmentStates = field(init=False)
@@ -66,6 +70,8 @@ class Host:
             self.driver, LocalSnapshots(self.driver.leases.parent / "snapshots")
         )
         self.expired_leases = ExpiredLeases(self.states)
+        if self.images is not None:
+            self.images.in_use = self._templates_in_use
 
     def find(self, lease_id: str) -> LeasedEnvironment:
         """The environment of a lease.
@@ -81,6 +87,12 @@ class Host:
             raise UnknownIdError(f"this host holds no lease {lease_id!r}")
         return found
 
+    def _templates_in_use(self) -> set[str]:
+        """Driver's names of the templates that leases and snapshots use."""
+        environments = (*self._held.values(), *self.expired_leases.environments())
+        names = {each.record.template for each in environments}
+        return names | {each.template for each in self.states.snapshots.held_snapshots()}
+
     def held_leases(self) -> list[environments_pb2.HeldLease]:
         """Every lease, for the broker."""
         leases = [environment.record.held for environment in self._held.values()]
@@ -94,11 +106,13 @@ class Host:
     ) -> Sequence[environments_pb2.LaunchBatchResponse]:
         """Open environments; one outcome per lease, in order. A held lease stays as it is."""
         try:
-            source, snapshot = await self._launch_source.resolve(request)
+            found = await self._launch_source.resolve(request)
         except EtudeError as error:
             return [_failure(held.index, _reason_of(error), str(error)) for held in request.leases]
-        opening = (self._open(held, request, source, snapshot) for held in request.leases)
-        return await asyncio.gather(*opening)
+        images = self.images
+        with contextlib.nullcontext() if images is None else images.opening(found.template):
+            opening = (self._open(held, request, found) for held in request.leases)
+            return await asyncio.gather(*opening)
 
     async def close(self, lease_ids: Iterable[str]) -> None:
         """End leases; those that are not held have ended already."""
@@ -198,7 +212,11 @@ class Host:
 
     async def _take_over(self, folder: Path) -> None:
         record = records.load_record(folder)
-        source = await self.sources.get(record.uri)
+        task = None
+        if record.image:
+            images = require_images(self.images)
+            task = await images.get(pool_template(record.template), record.image)
+        source = await self.sources.get(record.uri, task)
         if source.key != record.source_key:
             raise CorruptError(f"{record.uri} is no longer what the lease started from")
         environment = self._environment(record, source, TAKE_OVER_S)
@@ -225,8 +243,7 @@ class Host:
         self,
         held: environments_pb2.HeldLease,
         request: environments_pb2.OpenEnvironmentsRequest,
-        source: WorkspaceSource,
-        snapshot: LocalSnapshot | None,
+        found: LaunchSource,
     ) -> environments_pb2.LaunchBatchResponse:
         started_s = time.monotonic()
         lease = held.lease
@@ -242,9 +259,9 @@ class Host:
             )
         self._opening.add(lease.lease_id)
         try:
-            record = self._record(held, request, source)
-            environment = self._environment(record, source, lease_fields.seconds_left(lease))
-            await self._make(environment, snapshot, started_s)
+            record = self._record(held, request, found)
+            environment = self._environment(record, found.source, lease_fields.seconds_left(lease))
+            await self._make(environment, found.snapshot, started_s)
             self._held[lease.lease_id] = environment
             self.start_tracker.track(environment)
         except EtudeError as error:
@@ -262,7 +279,7 @@ class Host:
         self,
         held: environments_pb2.HeldLease,
         request: environments_pb2.OpenEnvironmentsRequest,
-        source: WorkspaceSource,
+        found: LaunchSource,
     ) -> LeaseRecord:
         granted = environments_pb2.HeldLease()
         granted.CopyFrom(held)
@@ -270,12 +287,13 @@ class Host:
         lease_fields.fill_lease(granted.lease, self.driver, self._start_kind(request))
         return LeaseRecord(
             held=granted,
-            template=request.template,
+            template=found.template,
             uri=request.workspace.uri,
             toolset=request.toolset,
-            source_key=source.key,
+            source_key=found.source.key,
             on_expiry=request.on_expiry,
             snapshot_id=request.snapshot_id,
+            image=request.image,
         )
 
     async def _make(
@@ -313,6 +331,7 @@ class Host:
             driver=self.driver,
             sources=self.sources,
             states=self.states,
+            images=self.images,
             templates=self.templates,
             refused=self.refused,
         )

@@ -12,6 +12,7 @@ from etude.envserver import metrics
 from etude.envserver.drivers.base import Driver, SandboxError
 from etude.envserver.host.snapshots.environment_state import EnvironmentStates
 from etude.envserver.host.snapshots.local_snapshots import LocalSnapshot
+from etude.envserver.host.task_images import TaskImages, require_images
 from etude.envserver.host.workspace_sources import WorkspaceSource, WorkspaceSources
 from etude.v1 import environments_pb2
 
@@ -33,8 +34,10 @@ class WeakIsolationError(EtudeError):
 
 
 class LaunchSource(NamedTuple):
-    """First files, and the snapshot that replaces them if there is one."""
+    """Template, first files, and the snapshot that replaces these if there is one."""
 
+    template: str
+    """Driver's name."""
     source: WorkspaceSource
     snapshot: LocalSnapshot | None
 
@@ -46,6 +49,7 @@ class LaunchSources:
     driver: Driver
     sources: WorkspaceSources
     states: EnvironmentStates
+    images: TaskImages | None
     templates: Collection[str]
     refused: Mapping[str, str]
 
@@ -56,21 +60,26 @@ class LaunchSources:
             CorruptError: its first files are no longer what a snapshot was made from.
             EtudeError: the environments cannot be opened for another reason.
         """
-        snapshot = self._snapshot(request)
         self._check(request)
+        task = None
+        if request.image:
+            task = require_images(self.images).find(request.template, request.image)
+        template = request.template if task is None else task.name
+        self.driver.check_startable(template)
+        snapshot = self._snapshot(request, template)
         if snapshot is None:
-            return LaunchSource(await self.sources.get(request.workspace.uri), None)
-        source = await self.sources.get(snapshot.origin.uri)
+            source = await self.sources.get(request.workspace.uri, task)
+            return LaunchSource(template, source, None)
+        source = await self.sources.get(snapshot.origin.uri, task)
         if source.key != snapshot.origin.source_key:
             raise CorruptError(f"{source.uri} is no longer what the snapshot's lease started from")
-        return LaunchSource(source, snapshot)
+        return LaunchSource(template, source, snapshot)
 
     def _check(self, request: environments_pb2.OpenEnvironmentsRequest) -> None:
         if request.template in self.refused:
             raise WeakIsolationError(self.refused[request.template])
         if request.template not in self.templates:
             raise UnknownIdError(f"this pool has no template {request.template!r}")
-        self.driver.check_startable(request.template)
         toolset(request.toolset)
         if request.on_expiry not in _ON_EXPIRY:
             raise InvalidFieldError("on_expiry", f"{request.on_expiry} is not a known value")
@@ -84,7 +93,9 @@ class LaunchSources:
                 " free some space or give the host a larger scratch volume"
             )
 
-    def _snapshot(self, request: environments_pb2.OpenEnvironmentsRequest) -> LocalSnapshot | None:
+    def _snapshot(
+        self, request: environments_pb2.OpenEnvironmentsRequest, template: str
+    ) -> LocalSnapshot | None:
         """Find the snapshot that replaces the first files.
 
         Raises:
@@ -99,7 +110,7 @@ class LaunchSources:
         if found is None:
             return None
         for field_name, asked, was in (
-            ("template", request.template, found.origin.template),
+            ("template", template, found.origin.template),
             ("workspace.uri", request.workspace.uri or found.origin.uri, found.origin.uri),
         ):
             if asked != was:

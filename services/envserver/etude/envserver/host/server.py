@@ -23,8 +23,12 @@ from etude.envserver.host.host import Host
 from etude.envserver.host.service import HostService
 from etude.envserver.host.snapshots.snapshot_store import SnapshotStore
 from etude.envserver.host.snapshots.state_service import StateService
+from etude.envserver.host.task_images import TaskImages
 from etude.envserver.host.warm_minimum import WarmMinimum, read_minimum
 from etude.envserver.host.workspace_sources import WorkspaceSources, load_embedder
+from etude.envserver.images.build_cache import BuildCache
+from etude.envserver.images.pull.pulled_image import ImagePuller
+from etude.envserver.images.pull.registry_access import RegistryAccess
 from etude.envserver.settings import HostSettings
 from etude.v1 import (
     environment_access_pb2,
@@ -106,6 +110,8 @@ async def serve(settings: HostSettings) -> None:
         kept = read_minimum(pool.spec, driver)
         await _serve(host, settings, _snapshot_store(pool, driver), kept)
     finally:
+        if host.images is not None:
+            await host.images.close()
         await driver.stop()
         provider.shutdown()
 
@@ -122,6 +128,7 @@ def _build_host(pool: ResolvedPool, driver: Driver, settings: HostSettings) -> H
         )
     access = pool.spec.store or StoreAccess()
     return Host(
+        images=_task_images(pool.spec, driver, settings),
         driver=driver,
         sources=WorkspaceSources(
             settings.scratch,
@@ -132,6 +139,25 @@ def _build_host(pool: ResolvedPool, driver: Driver, settings: HostSettings) -> H
         slots=pool.spec.slots_per_replica,
         templates=admitted.served,
         refused=admitted.refused,
+    )
+
+
+def _task_images(spec: EnvPoolSpec, driver: Driver, settings: HostSettings) -> TaskImages | None:
+    if spec.images is None:
+        return None
+    mirrors = dict[str, tuple[str, ...]]()
+    for each in spec.images.mirrors:
+        mirrors[each.registry] = (*mirrors.get(each.registry, ()), each.mirror)
+    puller = ImagePuller(
+        cache=BuildCache(settings.images),
+        registries=RegistryAccess(credentials=settings.pull_credentials, mirrors=mirrors),
+        store=spec.store or StoreAccess(),
+    )
+    return TaskImages(
+        driver=driver,
+        puller=puller,
+        sources=spec.images.sources,
+        budget_bytes=spec.images.disk_mib << 20,
     )
 
 

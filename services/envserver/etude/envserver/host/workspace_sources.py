@@ -15,7 +15,9 @@ from etude.common.api.storage import StoreAccess
 from etude.common.errors import Problem, UserError
 from etude.common.harbor.task import read_files
 from etude.common.stores import local_folder
-from etude.envserver.storage import trees
+from etude.envserver.host.task_images import TaskTemplate
+from etude.envserver.storage import folders, trees
+from etude.envserver.storage.folders import FolderLimits, TooLargeError
 from etude.envserver.storage.trees import File, Tree
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 CACHE_BYTES = 256 << 20
 MAX_SOURCE_BYTES = 64 << 20
+FIRST_FILES = FolderLimits(max_files=folders.DIFF.max_files, max_bytes=MAX_SOURCE_BYTES)
+"""Limits on what an image's working folder gives a workspace."""
 EMPTY = "empty:"
 """The URI of a workspace without files."""
 IMAGE_FILES = frozenset(
@@ -69,46 +73,66 @@ class WorkspaceSources:
     _kept: OrderedDict[str, WorkspaceSource] = field(default_factory=OrderedDict)
     _loading: dict[str, asyncio.Task[WorkspaceSource]] = field(default_factory=dict)
 
-    async def get(self, uri: str) -> WorkspaceSource:
+    async def get(self, uri: str, task: TaskTemplate | None = None) -> WorkspaceSource:
         """The source behind a URI.
+
+        Args:
+            uri: of the task's files.
+            task: its image, whose working folder's files are there first.
 
         Raises:
             UserError: it is missing, or holds what no workspace may hold.
         """
-        if uri in self._kept:
-            self._kept.move_to_end(uri)
-            return self._kept[uri]
-        if uri not in self._loading:
-            task = asyncio.create_task(asyncio.to_thread(self._read, uri), name=f"source {uri}")
-            task.add_done_callback(lambda _: self._loading.pop(uri, None))
-            self._loading[uri] = task
-        source = await asyncio.shield(self._loading[uri])
-        self._keep(source)
+        key = uri if task is None else f"{uri} {task.image}"
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        if key not in self._loading:
+            first_files = None if task is None else task.first_files
+            read = asyncio.to_thread(self._read, uri, first_files)
+            loading = asyncio.create_task(read, name=f"source {key}")
+            loading.add_done_callback(lambda _: self._loading.pop(key, None))
+            self._loading[key] = loading
+        source = await asyncio.shield(self._loading[key])
+        self._keep(key, source)
         return source
 
-    def _keep(self, source: WorkspaceSource) -> None:
-        self._kept[source.uri] = source
+    def _keep(self, key: str, source: WorkspaceSource) -> None:
+        self._kept[key] = source
         while (
             len(self._kept) > 1 and sum(s.num_bytes for s in self._kept.values()) > self.cache_bytes
         ):
             self._kept.popitem(last=False)
 
-    def _read(self, uri: str) -> WorkspaceSource:
-        if uri == EMPTY:
-            return self._source(uri, {})
+    def _read(self, uri: str, first_files: Path | None) -> WorkspaceSource:
+        """Read the files of an image and of a task.
+
+        Raises:
+            UserError: they are more than a workspace may have.
+        """
+        tree = {} if first_files is None else _read_first_files(uri, first_files)
+        if uri != EMPTY:
+            tree |= self._read_folder(uri)
+        num_bytes = sum(len(file.content) for file in tree.values())
+        if num_bytes > MAX_SOURCE_BYTES:
+            what = f"holds {num_bytes} bytes, more than {MAX_SOURCE_BYTES}"
+            raise UserError(_invalid_workspace(uri, what))
+        return self._source(uri, tree)
+
+    def _read_folder(self, uri: str) -> dict[str, File]:
+        """Read the task's own files.
+
+        Raises:
+            UserError: there is no such folder.
+        """
         folder = local_folder(uri, self.scratch, self.access)
         if not folder.is_dir():
-            raise _invalid_workspace(uri, "is not a folder")
-        files = read_files(folder)
-        num_bytes = sum(map(len, files.values()))
-        if num_bytes > MAX_SOURCE_BYTES:
-            raise _invalid_workspace(uri, f"holds {num_bytes} bytes, more than {MAX_SOURCE_BYTES}")
-        tree = {
+            raise UserError(_invalid_workspace(uri, "is not a folder"))
+        return {
             path: File(content, bool((folder / path).stat().st_mode & 0o100))
-            for path, content in files.items()
+            for path, content in read_files(folder).items()
             if path not in IMAGE_FILES
         }
-        return self._source(uri, tree)
 
     def _source(self, uri: str, tree: Tree) -> WorkspaceSource:
         contents = {path: file.content for path, file in tree.items()}
@@ -122,9 +146,22 @@ class WorkspaceSources:
         )
 
 
-def _invalid_workspace(uri: str, what: str) -> UserError:
+def _read_first_files(uri: str, folder: Path) -> dict[str, File]:
+    """Read the regular files of an image's working folder; links are left out.
+
+    Raises:
+        UserError: there are more than a workspace may have.
+    """
+    try:
+        return folders.read_tree(folder, FIRST_FILES).tree
+    except TooLargeError as cause:
+        problem = _invalid_workspace(uri, f"begins with its image's working folder: {cause}")
+        raise UserError(problem) from cause
+
+
+def _invalid_workspace(uri: str, what: str) -> Problem:
     fix = "point the workspace at a folder of plain files"
-    return UserError(Problem(reason="InvalidWorkspace", what=what, where=uri, fix=fix))
+    return Problem(reason="InvalidWorkspace", what=what, where=uri, fix=fix)
 
 
 if TYPE_CHECKING:

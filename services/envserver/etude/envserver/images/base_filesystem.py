@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from etude.common.errors import Problem, UserError
-from etude.envserver.images import host_programs, oci
+from etude.envserver.images import host_programs
 from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.layers import RootFilesystem
+from etude.envserver.images.pull import unpacking
 from etude.envserver.images.spec import DebianBase, ImageBase, digest
 
 _DEBOOTSTRAP_LIMIT_S = 3_600.0
@@ -43,7 +44,7 @@ def make_base(base: ImageBase, cache: BuildCache, say: Callable[[str], None]) ->
         address = digest("debian", base.debian.to_json())
     elif base.oci is not None:
         words = f"unpack {base.oci.digest}"
-        build = functools.partial(oci.unpack_layout, Path(base.oci.layout), base.oci.digest)
+        build = functools.partial(unpacking.unpack_local, Path(base.oci.layout), base.oci.digest)
         address = digest("oci", base.oci.digest)
     else:
         words, build = "busybox", _busybox
@@ -53,7 +54,6 @@ def make_base(base: ImageBase, cache: BuildCache, say: Callable[[str], None]) ->
 
     def fill(folder: Path) -> None:
         tree = folder / "tree"
-        tree.mkdir()
         build(tree)
         _finish(tree)
 
@@ -62,6 +62,7 @@ def make_base(base: ImageBase, cache: BuildCache, say: Callable[[str], None]) ->
 
 
 def _debian(base: DebianBase, tree: Path) -> None:
+    tree.mkdir()
     words = ["debootstrap", "--variant=minbase"]
     if base.packages:
         words.append(f"--include={','.join(base.packages)}")

@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from etude.envserver.storage import folders
+
 _PARTIAL = "partial"
 
 
@@ -93,8 +95,12 @@ class BuildCache:
     def scratch(self) -> Iterator[Path]:
         """An empty folder on the cache's own file system, gone afterwards."""
         folder = self._private_folder(_PARTIAL)
-        with tempfile.TemporaryDirectory(dir=folder, prefix="scratch-") as name:
+        name = tempfile.mkdtemp(dir=folder, prefix="scratch-")
+        try:
             yield Path(name)
+        finally:
+            # What an image left may be deeper than Python's own removal goes.
+            folders.remove_folder(Path(name))
 
 
 def hold(entry: Path) -> int | None:

@@ -10,6 +10,7 @@ from etude.envserver.images.build_cache import BuildCache
 MANIFEST = "manifest.json"
 FILES = ("vmlinuz", "initramfs.gz", "root.sqsh")
 UPPER = "upper.ext4"
+FIRST_FILES = "workspace"
 MAX_MANIFEST_BYTES = 1 << 20
 
 
@@ -40,6 +41,12 @@ class BuiltImage:
     def root(self) -> Path:
         """The root file system, read-only, shared by all guests."""
         return self.folder / "root.sqsh"
+
+    @property
+    def first_files(self) -> Path | None:
+        """The first files of its workspaces, where it was made from an image with a repository."""
+        folder = self.folder / FIRST_FILES
+        return folder if folder.is_dir() else None
 
     @property
     def upper(self) -> Path | None:

@@ -2,19 +2,25 @@
 
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from etude.common.errors import Problem, UserError
 
+SQUASHFS_OPTIONS = ("-comp", "lz4", "-noappend", "-quiet", "-no-progress", "-mkfs-time", "0")
+"""lz4: the guest unpacks it with emulated instructions; zstd is a third smaller and slower."""
 _TAIL_CHARACTERS = 2_000
 _PACKAGES = {
     "apt-get": "apt",
+    "buildah": "buildah",
     "busybox": "busybox-static",
     "debootstrap": "debootstrap",
     "dpkg-deb": "dpkg",
     "mke2fs": "e2fsprogs",
     "mksquashfs": "squashfs-tools",
+    "prlimit": "util-linux",
+    "skopeo": "skopeo",
+    "umoci": "umoci",
     "unsquashfs": "squashfs-tools",
 }
 """Debian package of each program."""
@@ -34,8 +40,15 @@ def find_program(program: str) -> str:
     return found
 
 
-def run_program(words: Sequence[str], *, what: str, cwd: Path, timeout_s: float) -> str:
-    """Run a program to its end; returns its stdout.
+def run_program(
+    words: Sequence[str],
+    *,
+    what: str,
+    cwd: Path,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+) -> str:
+    """Run a program to its end, in this process's environment unless given; returns its stdout.
 
     Raises:
         UserError: it failed or took too long; the message ends with its last words.
@@ -45,6 +58,7 @@ def run_program(words: Sequence[str], *, what: str, cwd: Path, timeout_s: float)
         done = subprocess.run(
             command,
             cwd=cwd,
+            env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,

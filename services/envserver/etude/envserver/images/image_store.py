@@ -76,7 +76,7 @@ def _fill(name: str, store: Store, folder: Path) -> None:
     try:
         manifest = _manifest(name, store)
         for file, digest in manifest.items():
-            _download_file(store, f"{name}/{file}", folder / file, digest)
+            download_file(store, f"{name}/{file}", folder / file, digest)
     except MissingError as error:
         raise CorruptError(f"{store.url}/{name} lacks a part: {error}") from error
 
@@ -102,16 +102,17 @@ def _manifest(name: str, store: Store) -> dict[str, str]:
             raise CorruptError(f"{store.url}/{key} is not a manifest of an image")
 
 
-def _download_file(store: Store, key: str, path: Path, digest: str) -> None:
+def download_file(store: Store, key: str, path: Path, digest: str) -> None:
     """Copy one object to a file.
 
     Raises:
-        CorruptError: its content has another digest.
+        CorruptError: it is missing, or its content has another digest.
     """
     info = store.head(key)
-    size = info.size if info is not None else 0
-    if size > _MAX_FILE_BYTES:
-        raise CorruptError(f"{store.url}/{key} has {size} bytes")
+    if info is None or info.size > _MAX_FILE_BYTES:
+        what = "is missing" if info is None else f"has {info.size} bytes"
+        raise CorruptError(f"{store.url}/{key} {what}")
+    size = info.size
     found = hashlib.sha256()
     with path.open("wb") as file:
         for start in range(0, size, _CHUNK_BYTES):
@@ -119,7 +120,9 @@ def _download_file(store: Store, key: str, path: Path, digest: str) -> None:
             found.update(part)
             file.write(part)
     if found.hexdigest() != digest:
-        raise CorruptError(f"{store.url}/{key} is damaged: push the image again")
+        raise CorruptError(
+            f"{store.url}/{key} does not have the digest that names it: push it again"
+        )
     # VMs run as another user.
     path.chmod(0o644)
 

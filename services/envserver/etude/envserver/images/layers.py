@@ -70,8 +70,7 @@ class RootFilesystem:
         Raises:
             UserError: mksquashfs failed.
         """
-        # lz4: the guest unpacks it with emulated instructions; zstd is a third smaller and slower.
-        words = ("-comp", "lz4", "-noappend", "-quiet", "-no-progress", "-mkfs-time", "0")
+        words = host_programs.SQUASHFS_OPTIONS
         program = host_programs.find_program("mksquashfs")
         with self.cache.scratch() as scratch:
             merged = scratch / "merged"

@@ -10,9 +10,10 @@ from etude.common.errors import Problem, UserError
 from etude.envserver.images import built_image, image_store
 from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.built_image import MANIFEST, BuiltImage
+from etude.envserver.images.pull import pulled_image
 
-KINDS = ("images", image_store.KIND)
-"""Folders of the cache: built images, and fetched ones."""
+KINDS = ("images", image_store.KIND, pulled_image.KIND)
+"""Folders of the cache: built images, fetched ones, and those that tasks name by digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,7 +87,7 @@ class TaskLinter:
         return LintResult(task_id=task.task_id, scanned=report.scanned, findings=found)
 
     async def _report(self, task: HarborTask) -> _ProbeReport:
-        source = await self.runner.sources.get(task.environment.absolute().as_uri())
+        template, source = await self.runner.prepare(task)
         workspace = {path: file.content for path, file in source.tree.items()}
         tests, solution = task.tests(), task.solution()
         units = {
@@ -102,7 +102,7 @@ class TaskLinter:
         shown |= {f"extra/{path}": data for path, data in _of_image(task).items()}
         outcome = await self.runner.driver.verify(
             Verification(
-                template=self.runner.template(task),
+                template=template,
                 workspace=source.tree,
                 tests={path: File(data) for path, data in shown.items()},
                 command="python3 /tests/probe.py",

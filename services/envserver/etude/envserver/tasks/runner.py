@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -20,6 +21,7 @@ from etude.common.api.pool.spec import (
 from etude.common.errors import EtudeError, Problem, UserError
 from etude.common.harbor import task as harbor_task
 from etude.common.harbor.task import HarborTask
+from etude.common.pinned_images import is_pinned
 from etude.common.run_folder.state import images_folder
 from etude.envserver import exit_codes
 from etude.envserver.drivers import selection
@@ -27,9 +29,18 @@ from etude.envserver.drivers.base import Driver
 from etude.envserver.drivers.selection import DriverFolders
 from etude.envserver.host.grading import Grader
 from etude.envserver.host.result_cache import ResultCache
-from etude.envserver.host.workspace_sources import WorkspaceSources
+from etude.envserver.host.task_images import TaskImages
+from etude.envserver.host.workspace_sources import WorkspaceSource, WorkspaceSources
+from etude.envserver.images.build_cache import BuildCache
+from etude.envserver.images.pull.pulled_image import ImagePuller
 
-_NAMES = {"process": DriverName.PROCESS, "qemu-microvm": DriverName.QEMU_MICRO_VM}
+_NAMES = {
+    "process": DriverName.PROCESS,
+    "qemu-microvm": DriverName.QEMU_MICRO_VM,
+    "gvisor": DriverName.GVISOR,
+}
+_IMAGES_BYTES = 40 << 30
+"""Disk space for images that tasks name by digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +49,16 @@ class RunnerChoice:
 
     driver: DriverName = DriverName.PROCESS
     image: str = ""
-    """Image for tasks that name none, with microVMs."""
+    """Image for tasks that name none, and the machine of those that name one by its digest."""
     slot: Slot = field(default_factory=Slot)
     """Resources of each sandbox, as a pool has them."""
+
+
+class TaskPlace(NamedTuple):
+    """Driver's name of a task's template, and the task's first files."""
+
+    template: str
+    source: WorkspaceSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +69,14 @@ class TaskRunner:
     choice: RunnerChoice
     templates: Mapping[str, str]
     sources: WorkspaceSources
+    images: TaskImages
 
     def grader(self) -> Grader:
         """Make a grader as hosts have it."""
         return Grader(self.driver, ResultCache())
 
-    def template(self, task: HarborTask) -> str:
-        """The template for a task.
+    async def prepare(self, task: HarborTask) -> TaskPlace:
+        """Find the template of a task, after the pull of its image, and its first files.
 
         Raises:
             UserError: the driver cannot give what the task needs.
@@ -68,14 +87,25 @@ class TaskRunner:
                     "DriverUnavailable",
                     what=f"needs its image {task.image}, which driver process cannot run",
                     where=task.task_id,
-                    fix=f"etude images build {task.folder}/image.yaml, then --driver qemu-microvm",
+                    fix=_image_fix(task),
                 )
             )
-        return self.templates[_image(task, self.choice)]
+        template = self.templates[_image(task, self.choice)]
+        pulled = await self.images.get(template, task.image) if is_pinned(task.image) else None
+        source = await self.sources.get(task.environment.absolute().as_uri(), pulled)
+        return TaskPlace(template if pulled is None else pulled.name, source)
+
+
+def _image_fix(task: HarborTask) -> str:
+    if is_pinned(task.image):
+        return "use --driver gvisor --image NAME, an image of etude images ls for kernel and agent"
+    return f"etude images build {task.folder}/image.yaml, then --driver qemu-microvm"
 
 
 def _image(task: HarborTask, choice: RunnerChoice) -> str:
-    return task.image or choice.image if choice.driver is DriverName.QEMU_MICRO_VM else ""
+    if choice.driver is DriverName.PROCESS:
+        return ""
+    return choice.image if is_pinned(task.image) else task.image or choice.image
 
 
 @contextlib.asynccontextmanager
@@ -92,11 +122,10 @@ async def open_runner(
         UserError: this machine has no such driver, or lacks an image.
     """
     choice = choice or RunnerChoice()
-    images = sorted({_image(task, choice) for task in _readable(folders)} or {choice.image})
-    if "" in images and choice.driver is DriverName.QEMU_MICRO_VM:
-        raise UserError(
-            Problem("Usage", "names no image for a microVM to boot", "--image", "name one")
-        )
+    tasks = list(_readable(folders))
+    images = sorted({_image(task, choice) for task in tasks} or {choice.image})
+    if "" in images and choice.driver is not DriverName.PROCESS:
+        raise UserError(Problem("Usage", "names no image to start", "--image", "name one"))
     templates = {image: f"template-{number}" for number, image in enumerate(images)}
     spec = EnvPoolSpec(
         templates=tuple(Template(name=n, image=image or None) for image, n in templates.items()),
@@ -115,9 +144,20 @@ async def open_runner(
                 choice=choice,
                 templates=templates,
                 sources=WorkspaceSources(scratch / "sources"),
+                images=_task_images(driver, tasks),
             )
         finally:
             await driver.stop()
+
+
+def _task_images(driver: Driver, tasks: Sequence[HarborTask]) -> TaskImages:
+    """The images that these tasks name by digest, from wherever they name."""
+    return TaskImages(
+        driver=driver,
+        puller=ImagePuller(cache=BuildCache(images_folder())),
+        sources={task.image.rpartition("@")[0] for task in tasks if is_pinned(task.image)},
+        budget_bytes=_IMAGES_BYTES,
+    )
 
 
 def _readable(folders: Sequence[Path]) -> Iterator[HarborTask]:
@@ -161,8 +201,8 @@ def parse_choice(given: argparse.Namespace) -> RunnerChoice:
     """
     driver = _NAMES[given.driver]
     if given.image and driver is DriverName.PROCESS:
-        fix = "add --driver qemu-microvm"
-        raise UserError(Problem("Usage", "is for microVMs only", "--image", fix))
+        fix = "add --driver qemu-microvm, or gvisor"
+        raise UserError(Problem("Usage", "is for microVMs and gVisor only", "--image", fix))
     return RunnerChoice(driver=driver, image=given.image, slot=_parse_slot(given.slot))
 
 

@@ -20,7 +20,7 @@ from etude.common.harbor.task import HarborTask
 from etude.envserver import exit_codes
 from etude.envserver.host.grading import Grader
 from etude.envserver.tasks import runner
-from etude.envserver.tasks.runner import TaskRunner
+from etude.envserver.tasks.runner import TaskPlace, TaskRunner
 from etude.v1 import environments_pb2
 
 SOLUTION = "solution"
@@ -76,8 +76,8 @@ class TaskVerifier:
 
     async def _verdict(self, task: HarborTask) -> TaskProof:
         found = [f"key {key} is not known" for key in task.unknown_keys]
-        template = self.runner.template(task)
-        nothing = await self._attempt(task, template, task.tests(), task.command)
+        place = await self.runner.prepare(task)
+        nothing = await self._attempt(task, place, task.tests(), task.command)
         found += _compare_reward("doing nothing", nothing, 0.0)
         solution = {f"{SOLUTION}/{path}": data for path, data in task.solution().items()}
         solved = _Attempt(reward=None, finding="it has no solution/")
@@ -85,7 +85,7 @@ class TaskVerifier:
             command = (
                 f"({task.solution_env}bash /tests/{SOLUTION}/solve.sh) && {{ {task.command}; }}"
             )
-            solved = await self._attempt(task, template, task.tests() | solution, command)
+            solved = await self._attempt(task, place, task.tests() | solution, command)
             found += _compare_reward("its solution", solved, 1.0)
         else:
             found.append(solved.finding)
@@ -97,16 +97,15 @@ class TaskVerifier:
         )
 
     async def _attempt(
-        self, task: HarborTask, template: str, files: Mapping[str, bytes], command: str
+        self, task: HarborTask, place: TaskPlace, files: Mapping[str, bytes], command: str
     ) -> _Attempt:
-        source = await self.runner.sources.get(task.environment.absolute().as_uri())
         job = environments_pb2.GradeJob(
             files=[environments_pb2.WorkspaceFile(path=p, content=c) for p, c in files.items()],
             command=command,
             timeout_seconds=math.ceil(task.verifier_timeout_s),
             reward_path=harbor_task.REWARD_PATH,
         )
-        answer = await self.grader.grade(source.tree, job, template=template)
+        answer = await self.grader.grade(place.source.tree, job, template=place.template)
         if answer.timed_out:
             what = f"the verifier did not end within {task.verifier_timeout_s:g} s"
             return _Attempt(reward=None, finding=what + _network(answer.output))

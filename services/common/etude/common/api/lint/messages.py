@@ -16,7 +16,7 @@ from etude.common.api.meta import (
     RepeatedError,
     Rule,
 )
-from etude.common.api.pool import autoscaling, network, placement
+from etude.common.api.pool import autoscaling, images, network, placement
 from etude.common.api.pool import spec as pool_spec
 from etude.common.api.route import release
 from etude.common.api.run import (
@@ -54,6 +54,11 @@ PATTERN_DESCRIPTIONS: Mapping[str, str] = {
     pool_spec.IMAGE: (
         "an image that was pushed, s3://bucket/prefix/ and 32 hexadecimal digits, a folder"
         " file:///…, or the name of one on the node"
+    ),
+    images.REGISTRY: "a registry's host, alone or with a path, such as docker.io",
+    images.SOURCE: (
+        "a registry's host, alone or with a path, such as ghcr.io/acme, or a folder of layouts as"
+        " file:///folder or s3://bucket/prefix"
     ),
     rewards.FUNCTION: (
         f"{', '.join(rewards.PARAMETERS)}, or a name like acme.Coverage of an installed package"

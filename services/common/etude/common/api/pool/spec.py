@@ -10,6 +10,7 @@ from etude.common.api.observability import Observability
 from etude.common.api.pool.autoscaling import DECIDED, Autoscaling, ScalingMode
 from etude.common.api.pool.backend import BACKENDS, Backend
 from etude.common.api.pool.environment_api import EnvironmentApi
+from etude.common.api.pool.images import TaskImages
 from etude.common.api.pool.network import EgressPolicy, Network
 from etude.common.api.pool.placement import Placement
 from etude.common.api.pool.size_rules import SIZES
@@ -236,6 +237,14 @@ class EnvPoolSpec(Model):
             field_path=".network.egress",
         ),
         Rule(
+            cel=_unless((DriverName.PROCESS,), "!has(self.images)"),
+            holds=lambda s: s.images is None or s.isolation.driver is not DriverName.PROCESS,
+            message="environments of isolation.driver Process see the host's own programs: it takes"
+            " no images",
+            fix="remove images, or take isolation.driver: GVisor",
+            field_path=".images",
+        ),
+        Rule(
             cel=_unless(
                 _PREPARE_NOTHING, "!has(self.health) || !has(self.health.crashLoopThreshold)"
             ),
@@ -281,6 +290,9 @@ class EnvPoolSpec(Model):
     laid over ours, whose container is called node. A change is for hosts that come."""
     templates: Annotated[tuple[Template, ...], Field(min_length=1, max_length=64), NAMED]
     """Templates that this pool serves."""
+    images: TaskImages | None = None
+    """Images that tasks name by digest: hosts pull them when a task needs one, and the template
+    gives the rest of the machine. Without it tasks use the templates' images alone."""
     isolation: Isolation = Field(default_factory=Isolation)
     """Isolation of environments from each other and from their host."""
     replicas: Annotated[int, Field(ge=0, le=10_000)] | None = None

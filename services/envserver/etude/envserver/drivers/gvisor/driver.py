@@ -49,13 +49,18 @@ from etude.envserver.drivers.gvisor.sandbox import (
 from etude.envserver.images import host_programs
 from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.built_image import BuiltImage
+from etude.envserver.images.pull.bounded_program import FillLimits, measure_folder
 from etude.envserver.isolation import sandbox_layout
 from etude.envserver.storage import folders
 
 _LIMIT_S = 900.0
 
 
-async def unpack_root(image: BuiltImage, scratch: Path) -> Path:
+_POOL_ROOTS, _TASK_ROOTS = "root", "task-root"
+"""Folders of the unpacked roots of the pool's images, and of the tasks'."""
+
+
+async def unpack_root(image: BuiltImage, scratch: Path, kind: str = _POOL_ROOTS) -> Path:
     """Unpack an image's root, read-only for all.
 
     Raises:
@@ -63,13 +68,13 @@ async def unpack_root(image: BuiltImage, scratch: Path) -> Path:
     """
     cache = BuildCache(scratch / "roots")
     build = functools.partial(_unsquash, image)
-    entry = await asyncio.to_thread(cache.entry, "root", image.address, build)
+    entry = await asyncio.to_thread(cache.entry, kind, image.address, build)
     return entry / "root"
 
 
 def prune_roots(scratch: Path, used: set[str]) -> None:
     """Remove the roots of images that no template names any more."""
-    for entry in BuildCache(scratch / "roots").entries("root"):
+    for entry in BuildCache(scratch / "roots").entries(_POOL_ROOTS):
         if entry.name not in used:
             shutil.rmtree(entry)
 
@@ -163,6 +168,21 @@ class GvisorDriver(Driver):
             return await guest_grading.grade_new(
                 container, work, start=start, destroy=container.destroy
             )
+
+    @override
+    def template_image(self, template: str) -> BuiltImage:
+        return self.images[template]
+
+    @override
+    async def add_image(self, name: str, image: BuiltImage) -> int:
+        root = self._roots[name] = await unpack_root(image, self.scratch, _TASK_ROOTS)
+        return (await asyncio.to_thread(measure_folder, root, FillLimits())).num_bytes
+
+    @override
+    async def remove_image(self, name: str, image: BuiltImage) -> None:
+        self._roots.pop(name, None)
+        roots = BuildCache(self.scratch / "roots")
+        await asyncio.to_thread(roots.remove, _TASK_ROOTS, image.address)
 
     @override
     def is_repeatable(self, command: str) -> bool:

@@ -1,5 +1,6 @@
 """Base of the microVM drivers: VMs cloned from a template, each in a jail of its own."""
 
+import asyncio
 import itertools
 import time
 from abc import abstractmethod
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from etude.agent.workspace.interface import Runner
+from etude.common.pinned_images import pool_template
 from etude.envserver.drivers import guest_grading, scratch_folder
 from etude.envserver.drivers.base import (
     CommandOutcome,
@@ -48,6 +50,7 @@ from etude.envserver.drivers.vm.suspend.lease_vm import (
 from etude.envserver.drivers.vm.vmm_processes import VM_FOLDER, VmFolders
 from etude.envserver.egress.environment_egress import PoolEgress
 from etude.envserver.images.built_image import BuiltImage
+from etude.envserver.images.pull.bounded_program import FillLimits, measure_folder
 from etude.envserver.isolation import sandbox_layout
 from etude.envserver.storage import folders
 
@@ -87,6 +90,8 @@ class VmDriver(Driver):
     _verified: VerifiedFiles = field(default_factory=VerifiedFiles)
     _starters: dict[str, VmStarter] = field(default_factory=dict)
     """By the image's address."""
+    _task_images: dict[str, BuiltImage] = field(default_factory=dict)
+    """Images of tasks, by the driver's name of their template."""
     _registry: VmRegistry = field(init=False)
 
     def __post_init__(self) -> None:
@@ -143,7 +148,7 @@ class VmDriver(Driver):
 
     @override
     def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
-        egress = self.egress
+        egress, pool_name = self.egress, pool_template(template)
         context = VmContext(
             lease=folder,
             start=partial(self._launch, template, folder.name),
@@ -151,7 +156,7 @@ class VmDriver(Driver):
             suspend_store=self._suspend_store,
             run_slots=self.scheduler.run_slots,
             idle_timeouts=self.idle_timeouts,
-            gate=egress.for_environment(template, folder.name) if egress is not None else None,
+            gate=egress.for_environment(pool_name, folder.name) if egress is not None else None,
         )
         return VmSandbox(folder, runner, context, context.find(self._find_guest(folder)))
 
@@ -174,6 +179,31 @@ class VmDriver(Driver):
     def has_services(self, template: str) -> bool:
         image = self.images.get(template)
         return image is not None and image.has_services
+
+    @override
+    def template_image(self, template: str) -> BuiltImage:
+        return self.images[template]
+
+    @override
+    async def add_image(self, name: str, image: BuiltImage) -> int:
+        if image.address not in self._starters:
+            self._starters[image.address] = self._make_starter(await self.load_template(image))
+        self._task_images[name] = image
+        folder = self._template_folder(self._starters[image.address].template)
+        return (await asyncio.to_thread(measure_folder, folder, FillLimits())).num_bytes
+
+    @override
+    async def remove_image(self, name: str, image: BuiltImage) -> None:
+        self._task_images.pop(name, None)
+        starter = self._starters.pop(image.address, None)
+        if starter is not None:
+            await starter.warm_pool.close()
+            starter.template.close()
+            await asyncio.to_thread(folders.remove_folder, self._template_folder(starter.template))
+
+    def _template_folder(self, template: VmTemplate) -> Path:
+        """Folder of a template in the cache of those that were booted."""
+        return self._registry.templates / template.compat_key
 
     @override
     def is_repeatable(self, command: str) -> bool:
@@ -203,7 +233,7 @@ class VmDriver(Driver):
             return await starter.start(name, folder)
 
     def _starter_of(self, template: str) -> VmStarter:
-        image = self.images.get(template)
+        image = self.images.get(template) or self._task_images.get(template)
         found = self._starters.get(image.address) if image is not None else None
         if found is None:
             raise VmmError(f"template {template!r} was not booted")

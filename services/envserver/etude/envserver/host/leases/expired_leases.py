@@ -75,6 +75,9 @@ class ExpiredLeases:
         await asyncio.gather(*(environment.close() for environment in over))
         self._resumed_s = {each: at for each, at in self._resumed_s.items() if at > now_s - SLACK_S}
 
+    def environments(self) -> list[LeasedEnvironment]:
+        return list(self._environments.values())
+
     def runs(self) -> set[str]:
         return {each.record.held.run_id for each in self._environments.values()}
 

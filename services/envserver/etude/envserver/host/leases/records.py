@@ -34,6 +34,7 @@ class LeaseRecord:
 
     held: environments_pb2.HeldLease
     template: str
+    """Driver's name of its template, which has the digest of the task's image."""
     uri: str
     toolset: str
     source_key: str
@@ -42,6 +43,8 @@ class LeaseRecord:
     """Action when the lease expires."""
     snapshot_id: str = ""
     """Snapshot of its run that it started from, if any."""
+    image: str = ""
+    """Image that its task names by digest, if any."""
 
     @property
     def lease_id(self) -> str:
@@ -73,6 +76,7 @@ def save_record(folder: Path, record: LeaseRecord) -> None:
             "source_key": record.source_key,
             "on_expiry": record.on_expiry,
             "snapshot_id": record.snapshot_id,
+            "image": record.image,
         },
     )
 

@@ -4,6 +4,7 @@ python -m etude.envserver.tasks.formats.command harbor FOLDER... --out DIR
 """
 
 import argparse
+import functools
 import re
 import shutil
 import sys
@@ -15,7 +16,12 @@ from pathlib import Path
 
 from etude.common.errors import UserError
 from etude.common.harbor import task as folders
+from etude.common.pinned_images import PinnedImage
+from etude.common.run_folder.state import images_folder
 from etude.envserver import exit_codes
+from etude.envserver.images.dockerfile_build import build_dockerfile
+from etude.envserver.images.pull.pinning import pin_image
+from etude.envserver.images.pull.registry_access import NO_ACCESS
 from etude.envserver.tasks.formats import harbor, swebench, verifiers
 from etude.envserver.tasks.formats.imported_task import ImportedTask, ImportRefusedError
 from etude.envserver.tasks.formats.task_image import OciLayout
@@ -96,6 +102,7 @@ def _swebench(given: argparse.Namespace) -> Iterator[PendingImport]:
         repositories=exit_codes.require_folder(given.repositories),
         test_command=given.test_command,
         image=given.image,
+        pin=partial(pin_image, registries=NO_ACCESS) if given.pin else None,
         timeout_s=given.timeout,
     )
     with tempfile.TemporaryDirectory(prefix="etude-import-") as scratch:
@@ -120,9 +127,18 @@ def _verifiers(given: argparse.Namespace) -> Iterator[PendingImport]:
 
 def _harbor(given: argparse.Namespace) -> Iterator[PendingImport]:
     layouts = _layouts(given.oci)
+    pin = partial(pin_image, registries=NO_ACCESS) if given.pin else None
+    build = None if given.build is None else partial(_build_image, into=given.build)
     places = [exit_codes.require_folder(place) for place in given.folders]
     for folder in harbor.find_tasks(places):
-        yield PendingImport(name=str(folder), take=partial(harbor.import_task, folder, layouts))
+        take = partial(harbor.import_task, folder, layouts, pin, build)
+        yield PendingImport(name=str(folder), take=take)
+
+
+def _build_image(context: Path, into: str) -> PinnedImage:
+    storage = images_folder() / "buildah"
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    return build_dockerfile(context, into, storage=storage, registries=NO_ACCESS, say=say)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -131,12 +147,15 @@ def _parser() -> argparse.ArgumentParser:
     one = verbs.add_parser("harbor")
     one.add_argument("folders", type=Path, nargs="+", help="task folders, or folders of them")
     one.add_argument("--oci", action="append", default=[], help="IMAGE=LAYOUT@sha256:…")
+    one.add_argument("--pin", action="store_true", help="ask registries for the digests of tags")
+    one.add_argument("--build", metavar="INTO", help="build Dockerfiles and publish the images")
     one.set_defaults(imports=_harbor)
     rows = verbs.add_parser("swebench")
     rows.add_argument("rows", type=Path, help="a JSONL file, one instance per line")
     rows.add_argument("--repositories", type=Path, required=True, help="folder of mirrors")
     rows.add_argument("--test-command", default=swebench.TEST_COMMAND)
     rows.add_argument("--image", default="", help="name of the image that the tasks need")
+    rows.add_argument("--pin", action="store_true", help="ask the image's registry for its digest")
     rows.add_argument("--timeout", type=float, default=swebench.TIMEOUT_S, help="seconds")
     rows.set_defaults(imports=_swebench)
     data = verbs.add_parser("verifiers")

@@ -2,12 +2,13 @@
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from etude.common.harbor import task
 from etude.common.harbor.task_file import WORKSPACE, TaskFile
+from etude.common.pinned_images import PinnedImage, is_pinned, parse_pinned
 from etude.envserver.storage.trees import File, Tree
 from etude.envserver.tasks.formats import dockerfile_recipe, task_image, toml
 from etude.envserver.tasks.formats.imported_task import ImportedTask, ImportRefusedError
@@ -18,12 +19,25 @@ _SHELL = re.compile(rb"#!\s*(/usr)?/bin/(env\s+)?(ba)?sh\b")
 _NETWORK = {"allow_internet", "network_mode", "allowed_hosts"}
 
 
-def import_task(folder: Path, layouts: Mapping[str, OciLayout]) -> ImportedTask:
+Pin = Callable[[str], PinnedImage]
+"""The digest that a registry has for an image's name."""
+Build = Callable[[Path], PinnedImage]
+"""Builds the Dockerfile of a folder, and publishes the image."""
+
+
+def import_task(
+    folder: Path,
+    layouts: Mapping[str, OciLayout],
+    pin: Pin | None = None,
+    build: Build | None = None,
+) -> ImportedTask:
     """The task in a Harbor folder.
 
     Args:
         folder: as it was published.
         layouts: OCI layouts on this machine by the name of the image that they hold.
+        pin: asks a registry; None: an image is taken by its digest only.
+        build: builds the Dockerfile; None: it is read, and becomes first files and an image spec.
 
     Raises:
         UserError: naming the file and the rule that it breaks.
@@ -33,8 +47,15 @@ def import_task(folder: Path, layouts: Mapping[str, OciLayout]) -> ImportedTask:
     raw = _table(found)
     notes = _without_network(raw)
     workdir = _take_key(raw, "environment", "workdir")
-    if _take_key(raw, "environment", "docker_image") is not None:
-        notes.append("environment.docker_image is not pulled: the Dockerfile is followed")
+    image = _take_key(raw, "environment", "docker_image")
+    if image is not None and (pin is not None or is_pinned(image)):
+        pinned = parse_pinned(image) if pin is None else pin(image)
+        return _import_pinned(task_id, found, raw, notes, workdir or WORKSPACE, pinned)
+    if build is not None and "environment/Dockerfile" in found:
+        pinned = build(folder / "environment")
+        return _import_pinned(task_id, found, raw, notes, workdir or WORKSPACE, pinned)
+    if image is not None:
+        notes.append("environment.docker_image is a tag: the Dockerfile is followed, or use --pin")
     context = {
         path.removeprefix("environment/"): file
         for path, file in found.items()
@@ -48,8 +69,25 @@ def import_task(folder: Path, layouts: Mapping[str, OciLayout]) -> ImportedTask:
     if made.is_needed:
         notes.append(f"needs its image: etude images build {task_id}/image.yaml")
     files["image.yaml"] = File(task_image.spec_text(made.spec).encode())
-    files["task.toml"] = File(_text(raw, settings, made).encode())
+    name = made.spec.name if made.is_needed else None
+    files["task.toml"] = File(_text(raw, settings, name).encode())
     return ImportedTask(task_id, files, tuple(notes))
+
+
+def _import_pinned(
+    task_id: str,
+    found: Tree,
+    raw: dict[str, Any],
+    notes: list[str],
+    folder: str,
+    image: PinnedImage,
+) -> ImportedTask:
+    """The task whose first files are in its image: environment/ was for its build alone."""
+    settings = _settings(raw, folder)
+    files = _parts(found)
+    files["task.toml"] = File(_text(raw, settings, str(image)).encode())
+    unknown = [f"key {key} is not known, and left out" for key in settings.unknown_keys()]
+    return ImportedTask(task_id, files, (*notes, *unknown, f"needs image {image}"))
 
 
 def _task_id(folder: Path) -> str:
@@ -156,15 +194,15 @@ def _relocate(artifact: object, folder: str) -> object:
     return artifact
 
 
-def _text(raw: Mapping[str, Any], settings: TaskFile, made: TaskImage) -> str:
+def _text(raw: Mapping[str, Any], settings: TaskFile, image: str | None) -> str:
     unknown = set(settings.unknown_keys())
     table = {
         name: _keep_known(value, unknown, f"{name}.") if isinstance(value, dict) else value
         for name, value in raw.items()
         if name not in unknown
     }
-    if made.is_needed:
-        table["metadata"] = {**table.get("metadata", {}), "etude_image": made.spec.name}
+    if image is not None:
+        table["metadata"] = {**table.get("metadata", {}), "etude_image": image}
     return toml.write_toml(table)
 
 

@@ -4,7 +4,7 @@ import importlib.resources
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from etude.common.errors import Problem, UserError
+from etude.common.pinned_images import PinnedImage
 from etude.envserver.storage.trees import File
 from etude.envserver.tasks.formats import git_mirror, toml
 from etude.envserver.tasks.formats.git_mirror import GitMirror, PatchChanges
@@ -80,6 +81,9 @@ class SwebenchOptions:
     """Folder of mirrors: owner/name, owner__name, either with .git, or owner__name.bundle."""
     test_command: str = TEST_COMMAND
     image: str = ""
+    """Name of the tasks' image; `{instance}` in it stands for the id as in SWE-bench's names."""
+    pin: Callable[[str], PinnedImage] | None = None
+    """Asks a registry for the image's digest; None: the name is one of a pool's template."""
     timeout_s: float = TIMEOUT_S
 
 
@@ -130,8 +134,9 @@ class SwebenchImporter:
 
     def _settings(self, row: SwebenchRow) -> str:
         metadata = {"repo": row.repo, "base_commit": row.base_commit}
-        if self.options.image:
-            metadata["etude_image"] = self.options.image
+        if image := self.options.image.replace("{instance}", _image_id(row.instance_id)):
+            pin = self.options.pin
+            metadata["etude_image"] = image if pin is None else str(pin(image))
         return toml.write_toml(
             {
                 "schema_version": "1.4",
@@ -141,6 +146,11 @@ class SwebenchImporter:
                 "environment": {"network_mode": "no-network"},
             }
         )
+
+
+def _image_id(instance_id: str) -> str:
+    """An instance in the name of its image, where no two underscores may meet."""
+    return instance_id.lower().replace("__", "_1776_")
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, bytes]]:

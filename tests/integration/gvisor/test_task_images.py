@@ -1,0 +1,213 @@
+"""Leases whose tasks name an image by digest: pulled when a task needs it, evicted by age."""
+
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.support import needs, oci_layouts
+from tests.support.oci_layouts import file, folder, link
+
+from etude.common.api.pool.spec import DriverName
+from etude.envserver.drivers.base import Verification
+from etude.envserver.drivers.gvisor.driver import GvisorDriver
+from etude.envserver.host.host import Host
+from etude.envserver.host.task_images import TaskImages
+from etude.envserver.host.workspace_sources import WorkspaceSources
+from etude.envserver.images.build_cache import BuildCache
+from etude.envserver.images.built_image import BuiltImage
+from etude.envserver.images.pull.pulled_image import ImagePuller
+from etude.envserver.storage.trees import File
+from etude.envserver.tasks import verify
+from etude.envserver.tasks.runner import RunnerChoice
+from etude.v1 import environments_pb2
+
+PATIENCE_S = 120
+TEST = (
+    b"#!/bin/sh\nmkdir -p /logs/verifier\ngrep -c fixed /app/shop.txt > /logs/verifier/reward.txt\n"
+)
+
+
+def write_image(layout: Path, word: str) -> str:
+    """An image with a shell and a repository in its working folder; returns its reference."""
+    programs = ("sh", "cat", "grep", "ls", "id", "echo", "mkdir", "readlink")
+    busybox = Path(shutil.which("busybox") or "busybox").read_bytes()
+    base = [
+        *(folder("bin"), folder("etc"), file("bin/busybox", busybox, mode=0o755)),
+        *(link(f"bin/{name}", "busybox") for name in programs),
+        file("bin/bash", b'#!/bin/sh\nexec /bin/sh "$@"\n', mode=0o755),
+        file("etc/word", word.encode()),
+    ]
+    repository = [
+        folder("app"),
+        file("app/shop.txt", b"broken\n"),
+        file("app/run", b"#!", mode=0o755),
+    ]
+    digest = oci_layouts.write_layout(layout, base, repository, config={"WorkingDir": "/app"})
+    return f"{layout.as_uri()}@{digest}"
+
+
+@pytest.fixture
+async def host(driver: GvisorDriver, tmp_path: Path) -> AsyncIterator[Host]:
+    needs.image_programs()
+    puller = ImagePuller(cache=BuildCache(tmp_path / "cache"))
+    sources = [(tmp_path / "layouts").as_uri()]
+    images = TaskImages(driver=driver, puller=puller, sources=sources, budget_bytes=32 << 20)
+    made = Host(
+        driver=driver,
+        sources=WorkspaceSources(tmp_path),
+        slots=8,
+        templates={"small"},
+        images=images,
+    )
+    made.endpoint = "127.0.0.1:1"
+    yield made
+    await made.close([each.lease.lease_id for each in made.held_leases()])
+    await images.close()
+
+
+async def opened(host: Host, lease_id: str, image: str) -> environments_pb2.LaunchBatchResponse:
+    request = environments_pb2.OpenEnvironmentsRequest(
+        template="small",
+        workspace=environments_pb2.WorkspaceSource(uri="empty:"),
+        toolset="Standard",
+        image=image,
+    )
+    lease = environments_pb2.Lease(
+        lease_id=lease_id, agent_token="a", expires_unix_ms=round(1000 * (time.time() + 600))
+    )
+    request.leases.add(lease=lease, run_id="run", index=0)
+    (outcome,) = await host.open(request)
+    return outcome
+
+
+async def settled(host: Host, lease_id: str, image: str) -> environments_pb2.LaunchBatchResponse:
+    """The outcome of an order that is repeated until its image is here, or cannot be."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            outcome = await opened(host, lease_id, image)
+            if outcome.failure.reason != "ImageNotReady":
+                return outcome
+            await asyncio.sleep(0.1)
+
+
+async def opened_at_last(host: Host, lease_id: str, image: str) -> None:
+    outcome = await settled(host, lease_id, image)
+    assert outcome.HasField("lease"), outcome.failure.message
+
+
+async def says(host: Host, lease_id: str, command: str) -> str:
+    number = f"{lease_id}-{time.monotonic_ns()}"
+    call = environments_pb2.ToolCall(
+        call_id=number, name="run_terminal", arguments_json=json.dumps({"command": command})
+    )
+    (result,) = await host.find(lease_id).run_turn([call])
+    return result.content.decode()
+
+
+async def test_a_lease_begins_with_the_repository_of_its_tasks_image(
+    host: Host, tmp_path: Path
+) -> None:
+    image = write_image(tmp_path / "layouts/one", "one")
+    await opened_at_last(host, "a", image)
+    told = await says(host, "a", "cat /etc/word; readlink /app; cat /app/shop.txt; ls; id -u")
+    assert told.split()[:6] == ["one", "/workspace", "broken", "run", "shop.txt", "1000"]
+    await says(host, "a", "echo fixed > /app/shop.txt")
+    changed = await host.find("a").diff()
+    assert [(each.path, each.content) for each in changed.written] == [("shop.txt", b"fixed\n")]
+
+    # Hidden tests run on the same image.
+    work = Verification(
+        template=host.find("a").record.template,
+        workspace={"shop.txt": File(b"fixed\n")},
+        tests={"test.sh": File(TEST)},
+        command="sh /tests/test.sh",
+        timeout_s=60,
+        reward_path="/logs/verifier/reward.txt",
+    )
+    graded = await host.driver.verify(work)
+    assert graded.collected == b"1\n"
+
+
+async def test_a_successor_adopts_a_lease_with_an_image_of_its_task(
+    host: Host, tmp_path: Path
+) -> None:
+    image = write_image(tmp_path / "layouts/one", "one")
+    await opened_at_last(host, "a", image)
+    await says(host, "a", "echo fixed > shop.txt")
+    assert host.images is not None
+    images = TaskImages(
+        driver=host.driver,
+        puller=host.images.puller,
+        sources=host.images.sources,
+        budget_bytes=32 << 20,
+    )
+    successor = Host(
+        driver=host.driver, sources=host.sources, slots=8, templates={"small"}, images=images
+    )
+    assert await successor.take_over() == (1, 0)
+    assert "fixed" in await says(successor, "a", "cat shop.txt /etc/word")
+
+
+async def test_an_image_in_use_stays_and_the_one_used_least_recently_goes(
+    host: Host, tmp_path: Path
+) -> None:
+    assert host.images is not None
+    one, two, three = (
+        write_image(tmp_path / "layouts" / name, name) for name in ("one", "two", "three")
+    )
+    await opened_at_last(host, "a", one)
+    await opened_at_last(host, "b", two)
+    await host.close(["b"])
+    host.images.budget_bytes = 1
+    await opened_at_last(host, "c", three)
+    assert host.images.digests == sorted([one.rpartition("@")[2], three.rpartition("@")[2]])
+    assert (await says(host, "a", "cat /etc/word")).startswith("one")
+    folders = BuildCache(tmp_path / "cache").entries("pulled")
+    assert len(folders) == 2
+
+
+async def test_an_image_that_is_absent_fails_its_own_leases_alone(
+    host: Host, tmp_path: Path
+) -> None:
+    good = write_image(tmp_path / "layouts/one", "one")
+    absent = f"{good.rpartition('@')[0]}@sha256:{'0' * 64}"
+    assert (await opened(host, "a", absent)).failure.reason == "ImageNotReady"
+    await opened_at_last(host, "b", good)
+    outcome = await settled(host, "a", absent)
+    assert outcome.failure.reason == "ImageUnavailable"
+    assert "is missing" in outcome.failure.message
+    assert (await says(host, "b", "cat /etc/word")).startswith("one")
+
+
+async def test_an_image_of_another_source_is_never_fetched(host: Host, tmp_path: Path) -> None:
+    image = write_image(tmp_path / "elsewhere", "one")
+    outcome = await opened(host, "a", image)
+    assert outcome.failure.reason == "InvalidArgument"
+    assert "spec.images.sources" in outcome.failure.message
+
+
+async def test_a_task_that_names_an_image_by_digest_is_verified_on_it(
+    image: BuiltImage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs.image_programs()
+    task = tmp_path / "fix-shop"
+    reference = write_image(tmp_path / "layouts/one", "one")
+    files = {
+        "task.toml": f'[metadata]\netude_image = "{reference}"\n',
+        "instruction.md": "Repair the shop.\n",
+        "tests/test.sh": TEST.decode(),
+        "solution/solve.sh": "echo fixed > /workspace/shop.txt\n",
+    }
+    for name, text in files.items():
+        (task / name).parent.mkdir(parents=True, exist_ok=True)
+        (task / name).write_text(text)
+    (task / "environment").mkdir()
+    monkeypatch.setenv("ETUDE_IMAGES", str(image.folder.parents[1]))
+    chosen = RunnerChoice(driver=DriverName.GVISOR, image=image.address)
+    (proof,) = await verify.verify_tasks([task], chosen)
+    assert proof.findings == ()
+    assert (proof.nothing, proof.solution) == (0.0, 1.0)

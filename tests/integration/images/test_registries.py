@@ -1,0 +1,117 @@
+"""Images of registries, with credentials and mirrors, also when a registry lies or stalls."""
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support import needs, oci_layouts, registries
+from tests.support.oci_layouts import file, folder
+from tests.support.registries import Registry
+
+from etude.common.api.storage import StoreAccess
+from etude.common.errors import UserError
+from etude.common.pinned_images import PinnedImage
+from etude.envserver.images.pull import image_layout, unpacking
+from etude.envserver.images.pull.bounded_program import FillLimits
+from etude.envserver.images.pull.pinning import pin_image
+from etude.envserver.images.pull.registry_access import RegistryAccess
+
+LIMITS = FillLimits(max_bytes=64 << 20, timeout_s=60, stall_s=3)
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    needs.image_programs()
+    layers = [[folder("app"), file("app/a", b"1")], [file("app/b", b"2")]]
+    digest = oci_layouts.write_layout(tmp_path / "oci", *layers)
+    with registries.serving(Registry(tmp_path / "oci", tags={"v1": digest})) as made:
+        yield made
+
+
+def access(
+    *hosts: Registry, mirrors: dict[str, tuple[str, ...]] | None = None, auth: Path | None = None
+) -> RegistryAccess:
+    insecure = frozenset(each.host for each in hosts)
+    return RegistryAccess(credentials=auth, mirrors=mirrors or {}, insecure=insecure)
+
+
+def pulled(image: PinnedImage, scratch: Path, with_access: RegistryAccess) -> dict[str, bytes]:
+    scratch.mkdir()
+    layout = image_layout.fetch_layout(
+        image, scratch, registries=with_access, store=StoreAccess(), limits=LIMITS
+    )
+    unpacking.unpack_layout(layout, scratch / "tree", limits=LIMITS)
+    return {path.name: path.read_bytes() for path in (scratch / "tree/app").iterdir()}
+
+
+def layer_of(registry: Registry) -> str:
+    manifest = registry.layout / "blobs/sha256" / registry.tags["v1"].removeprefix("sha256:")
+    return str(json.loads(manifest.read_bytes())["layers"][0]["digest"])
+
+
+def test_a_tag_is_pinned_once_and_its_digest_is_pulled(registry: Registry, tmp_path: Path) -> None:
+    image = pin_image(f"{registry.host}/acme/shop:v1", access(registry))
+    assert image == PinnedImage(f"{registry.host}/acme/shop", registry.tags["v1"])
+    registry.asked.clear()
+    assert pulled(image, tmp_path / "scratch", access(registry)) == {"a": b"1", "b": b"2"}
+    assert not any(path.endswith("/v1") for path in registry.asked)
+
+
+def test_a_registry_with_credentials_takes_only_the_right_ones(
+    registry: Registry, tmp_path: Path
+) -> None:
+    registry.password = "secret"
+    image = PinnedImage(f"{registry.host}/acme/shop", registry.tags["v1"])
+    auth = tmp_path / "config.json"
+
+    def write(password: str) -> None:
+        word = base64.b64encode(f"etude:{password}".encode()).decode()
+        auth.write_text(json.dumps({"auths": {registry.host: {"auth": word}}}))
+
+    for number, given in enumerate((None, "wrong")):
+        write(given or "")
+        with pytest.raises(UserError) as caught:
+            pulled(image, tmp_path / str(number), access(registry, auth=auth if given else None))
+        assert "secret" not in str(caught.value)
+    write("secret")
+    assert pulled(image, tmp_path / "right", access(registry, auth=auth))
+
+
+@pytest.mark.parametrize("part", ["manifest", "layer"])
+def test_a_registry_that_sends_another_content_is_refused(
+    registry: Registry, tmp_path: Path, part: str
+) -> None:
+    digest = registry.tags["v1"] if part == "manifest" else layer_of(registry)
+    true = (registry.layout / "blobs/sha256" / digest.removeprefix("sha256:")).read_bytes()
+    registry.forged[digest] = true[:-1] + b" "
+    image = PinnedImage(f"{registry.host}/acme/shop", registry.tags["v1"])
+    with pytest.raises(UserError):
+        pulled(image, tmp_path / "scratch", access(registry))
+
+
+def test_a_registry_that_stalls_is_given_up(registry: Registry, tmp_path: Path) -> None:
+    registry.stalls.add(layer_of(registry))
+    image = PinnedImage(f"{registry.host}/acme/shop", registry.tags["v1"])
+    with pytest.raises(UserError, match="nothing came for 3 s"):
+        pulled(image, tmp_path / "scratch", access(registry))
+
+
+def test_an_image_that_a_registry_lacks_is_named(registry: Registry, tmp_path: Path) -> None:
+    image = PinnedImage(f"{registry.host}/acme/shop", f"sha256:{'0' * 64}")
+    with pytest.raises(UserError, match=f"pull {registry.host}/acme/shop@sha256:0000"):
+        pulled(image, tmp_path / "scratch", access(registry))
+
+
+def test_a_mirror_is_asked_first_and_one_that_lacks_the_image_is_passed_over(
+    registry: Registry, tmp_path: Path
+) -> None:
+    image = PinnedImage(f"{registry.host}/acme/shop", registry.tags["v1"])
+    with registries.serving(Registry(registry.layout, tags=registry.tags)) as mirror:
+        mirrors = {registry.host: (mirror.host,)}
+        assert pulled(image, tmp_path / "one", access(registry, mirror, mirrors=mirrors))
+        assert mirror.asked
+        assert not any("/blobs/" in path for path in registry.asked)
+        mirror.layout = tmp_path / "nothing"
+        assert pulled(image, tmp_path / "two", access(registry, mirror, mirrors=mirrors))
