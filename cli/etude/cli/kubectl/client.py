@@ -18,7 +18,14 @@ RUNS = "rlruns.etude.dev"
 POOLS = "envpools.etude.dev"
 CHECKPOINTS = "checkpoints.etude.dev"
 ROUTES = "policyroutes.etude.dev"
-NOUNS = {RUNS: "run", POOLS: "pool", CHECKPOINTS: "checkpoint", ROUTES: "route"}
+EVALUATIONS = "evalruns.etude.dev"
+NOUNS = {
+    RUNS: "run",
+    POOLS: "pool",
+    CHECKPOINTS: "checkpoint",
+    ROUTES: "route",
+    EVALUATIONS: "evaluation",
+}
 """Name of each kind in messages."""
 
 

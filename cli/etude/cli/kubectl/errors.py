@@ -13,6 +13,13 @@ INSTALL = (
 _QUIET = re.compile(r"^[EWI]\d{4} \d\d:\d\d:\d\d|^Warning: ")
 """Lines of kubectl's own log, and warnings of the API server: not errors."""
 
+_NOUNS = {
+    "rlruns.etude.dev": ("run", "rlr"),
+    "policyroutes.etude.dev": ("route", "policyroute"),
+    "evalruns.etude.dev": ("evaluation", "evalrun"),
+}
+"""Word for a kind in messages, and the one for kubectl."""
+
 
 class KnownError(NamedTuple):
     """One known error message."""
@@ -26,8 +33,8 @@ def _not_found(match: re.Match[str], where: str) -> Problem:
     if match["kind"] == "namespaces":
         fix = "kubectl get namespaces lists what there is"
         return Problem("NotFound", f"there is no namespace {match['name']}", where, fix)
-    kind = {"rlruns.etude.dev": "run"}.get(match["kind"], match["kind"])
-    fix = "kubectl get rlr -A lists the runs of all namespaces; -n names another one"
+    kind, short = _NOUNS.get(match["kind"], (match["kind"], match["kind"]))
+    fix = f"kubectl get {short} -A lists those of all namespaces; -n names another one"
     return Problem("NotFound", f"there is no {kind} {match['name']}", where, fix)
 
 

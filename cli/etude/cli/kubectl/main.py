@@ -13,7 +13,7 @@ from etude.cli.output import exit_with_problem
 
 EXAMPLES = {
     "status": ("kubectl etude status demo", "kubectl etude status demo -n lab -o json"),
-    "why": ("kubectl etude why demo", "kubectl etude why demo -n lab -o json"),
+    "why": ("kubectl etude why demo -o json", "kubectl etude why policyroute/coder -n lab"),
     "watch": ("kubectl etude watch demo", "kubectl etude watch demo --plain"),
     "top": ("kubectl etude top", "kubectl etude top --all-namespaces --sort steps"),
     "logs": (

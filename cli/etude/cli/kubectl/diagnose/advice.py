@@ -4,9 +4,11 @@ from collections.abc import Mapping
 
 from etude.cli.kubectl.diagnose.acceptance import ACCEPTANCE
 from etude.cli.kubectl.diagnose.diagnosis import (
+    CANDIDATE_WAITS,
     CHECKPOINT_STAYS,
     ENVIRONMENT_LOST,
     ENVIRONMENTS_WAIT,
+    USERS_UNSERVED,
     VERSION_REFUSED,
     VERSIONS_WAIT,
     Advice,
@@ -171,46 +173,59 @@ SAVING = {
         CHECKPOINT_STAYS,
     ),
 }
-OTHER_KINDS = {
-    "Serving": Advice("a route serves its users"),
+RELEASES = {
+    "Serving": Advice("users are served", "", USERS_UNSERVED),
     "NotServing": Advice(
         "a part of a route has nothing ready",
         "kubectl describe policyroute names the part, and its pods say why",
+        USERS_UNSERVED,
     ),
     "WaitingForBaseline": Advice(
         "an evaluation waits for the one that it is compared with",
         "kubectl get evalrun shows how far that is; create it, or correct comparison.baselineRef",
+        CANDIDATE_WAITS,
     ),
-    "Evaluating": Advice("an evaluation runs its suites", _BY_ITSELF),
-    "Evaluated": Advice("an evaluation has its figures"),
+    "Evaluating": Advice("an evaluation runs its suites", _BY_ITSELF, CANDIDATE_WAITS),
+    "Evaluated": Advice("an evaluation has its figures", "", CANDIDATE_WAITS),
     "EvaluationFailed": Advice(
         "the Job of an evaluation failed too often",
         "put right what its message names, and create an EvalRun of another name; one that a route"
         " made is made again once it is deleted",
+        CANDIDATE_WAITS,
     ),
-    "NoNewCheckpoint": Advice("a route serves the newest checkpoint of its run", _BY_ITSELF),
-    "Proposed": Advice("the newest checkpoint of a route's run was proposed"),
+    "NoNewCheckpoint": Advice(
+        "a route serves the newest checkpoint of its run", _BY_ITSELF, CANDIDATE_WAITS
+    ),
+    "Proposed": Advice("the newest checkpoint was proposed", "", CANDIDATE_WAITS),
     "NotAutomatic": Advice(
         "policy or a freeze of a route leaves proposals to people",
         "kubectl etude propose, once spec.policy and kubectl etude unfreeze allow it",
+        CANDIDATE_WAITS,
     ),
     "NoStableVersion": Advice(
-        "a route serves no version that a candidate could be compared with",
-        "kubectl etude promote with --version and --without-gate, once, for the first one",
+        "a route has no version in use, and users get no answers",
+        "kubectl etude promote ROUTE --version EPOCH.NUMBER --without-gate, once, for the first"
+        " one: kubectl get rlr shows the newest version of the run",
+        USERS_UNSERVED,
     ),
     "NoBaseline": Advice(
         "the checkpoint of the version in use is gone, so that nothing can be compared with it",
         "promote a version whose checkpoint is there, with kubectl etude promote --without-gate",
+        CANDIDATE_WAITS,
     ),
     "NotEnoughData": Advice(
         "the gate has too few tasks or samples to decide about a checkpoint",
         "add tasks or samples to spec.gate.evaluation, as the message says; the next checkpoint is"
         " evaluated with them",
+        CANDIDATE_WAITS,
     ),
-    "GateRefused": Advice("the gate refused a checkpoint, and users keep what they have"),
+    "GateRefused": Advice(
+        "the gate refused a checkpoint, and users keep what they have", "", CANDIDATE_WAITS
+    ),
     "ProposalRefused": Advice(
         "the feedback service refused a proposal for the reason in the message",
         "kubectl etude propose with --evalrun, once that has changed",
+        CANDIDATE_WAITS,
     ),
 }
 REST = {
@@ -329,6 +344,11 @@ FOUND_HERE = {
         "kubectl etude stacks {run} --role trainer shows what it does",
     ),
     "Terminating": Advice("it is being deleted"),
+    "PersonAsked": Advice(
+        "a comparison with users asks a person",
+        "kubectl etude promote {run}, or kubectl etude rollback {run}",
+        CANDIDATE_WAITS,
+    ),
 }
 """Reasons that no condition has: they are diagnosed from pods, pools and Events."""
 
@@ -338,7 +358,7 @@ ADVICE: Mapping[str, Advice] = {
     **ENVIRONMENTS,
     **PROGRESS,
     **SAVING,
-    **OTHER_KINDS,
+    **RELEASES,
     **REST,
     **ENDS,
     **CONTROLLERS_OWN,
@@ -352,6 +372,12 @@ BY_CONDITION: Mapping[tuple[str, str], Advice] = {
         "etude lint FILE says whether the field that is named is wrong: correct it and apply again;"
         " if it is not, the operator is older than the CRDs: have it upgraded, and it"
         " continues",
+    ),
+    ("Failed", "InvalidParameters"): Advice(
+        "the Job of an evaluation refuses what its spec names",
+        "put right what its message names, and create an EvalRun of another name; in a route,"
+        " correct spec.gate.evaluation, and new ones are made",
+        CANDIDATE_WAITS,
     ),
 }
 """Reasons with another meaning in one condition."""

@@ -1,4 +1,4 @@
-"""Diagnosis of a run: the cause, its evidence and a suggested fix."""
+"""Diagnosis of a run, route or evaluation: the cause, its evidence and a suggested fix."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,6 +9,8 @@ STANDS_STILL = f"{RUNBOOKS}/a-run-does-not-progress.md"
 VERSIONS_WAIT = f"{RUNBOOKS}/versions-do-not-reach-the-engines.md"
 VERSION_REFUSED = f"{RUNBOOKS}/a-version-is-refused.md"
 ENVIRONMENTS_WAIT = f"{RUNBOOKS}/environments-are-waited-for.md"
+USERS_UNSERVED = f"{RUNBOOKS}/users-are-not-served.md"
+CANDIDATE_WAITS = f"{RUNBOOKS}/a-candidate-does-not-reach-users.md"
 ENVIRONMENT_LOST = f"{RUNBOOKS}/an-environment-was-lost.md"
 CHECKPOINT_STAYS = f"{RUNBOOKS}/a-checkpoint-does-not-go.md"
 
@@ -23,7 +25,7 @@ class Advice(NamedTuple):
 
 
 class RunState(StrEnum):
-    """State of a run, as the diagnosis says it."""
+    """State of a run, route or evaluation, as the diagnosis says it."""
 
     PROGRESSES = "progresses"
     """Steps finish, though something else may be wrong."""
@@ -37,13 +39,18 @@ class RunState(StrEnum):
     """It is complete."""
     FAILED = "failed"
     """It ended and does not go on."""
+    SERVES = "serves"
+    """Users of a route get answers, though something else may be wrong."""
+    UNSERVED = "does not serve"
+    """Users of a route get no answers until a person acts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """The first cause, its evidence, and a suggested fix."""
 
-    run: str
+    name: str
+    """Of the run, route or evaluation."""
     state: RunState
     reason: str
     """Reason code: one of the reference, or of Kubernetes, or of the run's own processes."""
@@ -54,11 +61,13 @@ class Diagnosis:
     do: str = ""
     """Suggested fix; empty when nothing needs to be done."""
     runbook: str = STANDS_STILL
+    kind: str = "run"
+    """Noun by which programs know the name."""
 
     @property
     def sentence(self) -> str:
         """State and cause on one line."""
-        return f"{self.run} {self.state}: {self.cause}  [{self.reason}]"
+        return f"{self.name} {self.state}: {self.cause}  [{self.reason}]"
 
     def lines(self) -> list[str]:
         """The whole diagnosis for people."""
@@ -76,7 +85,7 @@ class Diagnosis:
     def as_json(self) -> dict[str, object]:
         """The diagnosis for programs."""
         return {
-            "run": self.run,
+            self.kind: self.name,
             "state": self.state.name.title().replace("_", ""),
             "reason": self.reason,
             "cause": self.cause,

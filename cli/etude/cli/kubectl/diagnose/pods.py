@@ -104,7 +104,7 @@ def _node_requirements(spec: Manifest) -> Iterator[str]:
 
 
 def _find_unpulled(pod: Manifest, events: Sequence[Manifest]) -> Blocker | None:
-    for container in containers(pod):
+    for container in _starting_containers(pod):
         waiting = container.get("state", {}).get("waiting") or {}
         if waiting.get("reason") in PULLS:
             # A container that backs off repeats itself; the words of the registry are in an Event.
@@ -139,7 +139,7 @@ def _pull_fix(words: str) -> str:
 
 
 def _find_uncreated(pod: Manifest, events: Sequence[Manifest]) -> Blocker | None:
-    for container in containers(pod):
+    for container in _starting_containers(pod):
         waiting = container.get("state", {}).get("waiting") or {}
         if waiting.get("reason") in UNMADE:
             words = waiting.get("message") or _last_message(events, {"Failed"})
@@ -159,7 +159,7 @@ def _find_stuck(pod: Manifest, events: Sequence[Manifest]) -> Blocker | None:
 
 def _missing_fix(words: str) -> str:
     if "secret" in words and "not found" in words:
-        return "create the Secret that is named, in the run's namespace"
+        return "create the Secret that is named, in the namespace of the pod"
     if "configmap" in words and "not found" in words:
         return "the operator makes this ConfigMap: look whether it runs"
     if "seccomp" in words:
@@ -223,8 +223,13 @@ def _find_starting(pod: Manifest, events: Sequence[Manifest]) -> Blocker | None:
     return Blocker("PodsNotReady", f"{name_of(pod)} is starting", evidence)
 
 
+def _starting_containers(pod: Manifest) -> list[Manifest]:
+    """Status of each container in the order of their start: sidecars have the role's image."""
+    return [*(pod.get("status", {}).get("initContainerStatuses") or ()), *containers(pod)]
+
+
 def containers(pod: Manifest) -> Sequence[Manifest]:
-    """Status of each container, as the kubelet wrote it."""
+    """Status of each container of the role, as the kubelet wrote it."""
     found: Sequence[Manifest] = pod.get("status", {}).get("containerStatuses") or ()
     return found
 

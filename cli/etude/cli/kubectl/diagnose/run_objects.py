@@ -165,9 +165,9 @@ def observe_run(kubectl: Kubectl, name: str, told: set[str] | None = None) -> Ru
         UserError: there is no such run, or the API server does not answer.
     """
     with ThreadPoolExecutor() as pool:
-        asked = [pool.submit(_list_kinds, kubectl, kinds) for kinds in AROUND]
+        asked = [pool.submit(list_kinds, kubectl, kinds) for kinds in AROUND]
         run = kubectl.get(RUNS, name)
-        own, workloads, events = (_report_refusals(each.result(), told) for each in asked)
+        own, workloads, events = (report_refusals(each.result(), told) for each in asked)
     return sort_objects(run, [*own, *workloads], events)
 
 
@@ -178,16 +178,17 @@ def observe_runs(kubectl: Kubectl, scope: Sequence[str]) -> list[RunObjects]:
         UserError: runs may not be listed, or the API server does not answer.
     """
     with ThreadPoolExecutor() as pool:
-        asked = [pool.submit(_list_kinds, kubectl, kinds, *scope) for kinds in AROUND[:2]]
+        asked = [pool.submit(list_kinds, kubectl, kinds, *scope) for kinds in AROUND[:2]]
         runs = kubectl.items(RUNS, *scope)
-        around = [each for part in asked for each in _report_refusals(part.result())]
+        around = [each for part in asked for each in report_refusals(part.result())]
     return [
         sort_objects(run, [each for each in around if _namespace(each) == _namespace(run)])
         for run in runs
     ]
 
 
-def _report_refusals(listed: ListedObjects, told: set[str] | None = None) -> list[Manifest]:
+def report_refusals(listed: ListedObjects, told: set[str] | None = None) -> list[Manifest]:
+    """Say which kinds are left out, each once, and return the objects of the others."""
     known = set() if told is None else told
     for problem in listed.refused:
         if problem.what not in known:
@@ -200,7 +201,12 @@ def _namespace(manifest: Manifest) -> str:
     return str(manifest["metadata"]["namespace"])
 
 
-def _list_kinds(kubectl: Kubectl, kinds: str, *scope: str) -> ListedObjects:
+def list_kinds(kubectl: Kubectl, kinds: str, *scope: str) -> ListedObjects:
+    """List objects of kinds, without those that may not be listed.
+
+    Raises:
+        UserError: the API server does not answer.
+    """
     try:
         return ListedObjects(kubectl.items(kinds, *scope))
     except UserError as error:
@@ -208,7 +214,7 @@ def _list_kinds(kubectl: Kubectl, kinds: str, *scope: str) -> ListedObjects:
             raise
         if "," not in kinds:
             return ListedObjects([], (error.problem,))
-        parts = [_list_kinds(kubectl, kind, *scope) for kind in kinds.split(",")]
+        parts = [list_kinds(kubectl, kind, *scope) for kind in kinds.split(",")]
         items = [item for part in parts for item in part.items]
         return ListedObjects(items, tuple(each for part in parts for each in part.refused))
 

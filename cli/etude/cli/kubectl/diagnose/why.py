@@ -52,7 +52,7 @@ def make_diagnosis(run: str, state: RunState, blocker: Blocker, *more: str) -> D
     """The diagnosis of a run with a blocker as its cause."""
     known = advice(blocker.reason)
     return Diagnosis(
-        run=run,
+        name=run,
         state=state,
         reason=blocker.reason,
         cause=blocker.cause,
@@ -239,7 +239,7 @@ def _find_blockers(context: DiagnosisContext) -> Iterator[Blocker]:
     ]
     unready = [pod for pod in needed if not pods.is_ready(pod)]
     pool = pool_blocker(context.seen) if samples else None
-    uncreated = workload_blocker(context.seen)
+    uncreated = workload_blocker(context.seen.sets, context.seen.events)
     pod = pods.first_blocker(unready, context.seen.events)
     failed = _failed_role_blocker(context)
     if failed is not None and pod is not None and pod.reason == "PodsNotReady":
@@ -304,9 +304,9 @@ def _check_controller(context: DiagnosisContext) -> Diagnosis | None:
     )
     if waiting is None:
         return None
-    is_loading = waiting.reason == "Loading"
+    is_passing = waiting.reason in {"Loading", "WaitingForWindow"}
     return context.from_condition(
-        RunState.WAITS if is_loading else RunState.STANDS_STILL, waiting, _last_step(context)
+        RunState.WAITS if is_passing else RunState.STANDS_STILL, waiting, _last_step(context)
     )
 
 

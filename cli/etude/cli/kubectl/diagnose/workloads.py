@@ -1,6 +1,6 @@
 """Diagnosis of workloads that create no pods, and of pools that grant no environments."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from etude.cli.kubectl import manifests
 from etude.cli.kubectl.diagnose import pods
@@ -15,17 +15,23 @@ def pool_blocker(seen: RunObjects) -> Blocker | None:
     there = {manifests.name_of(pool): pool for pool in seen.pools}
     for name in pool_names(seen.run):
         pool = there.get(name)
-        blocker = _missing_pool(name) if pool is None else _find_pool_blocker(seen, pool)
+        blocker: Blocker | None = missing_pool(name)
+        if pool is not None:
+            blocker = find_pool_blocker(pool, seen.pods_of(name), seen.events)
         if blocker is not None:
             return blocker
     return None
 
 
-def _missing_pool(name: str) -> Blocker:
+def missing_pool(name: str) -> Blocker:
+    """The blocker of a pool that does not exist."""
     return Blocker("PoolNotFound", f"pool {name} does not exist in this namespace")
 
 
-def _find_pool_blocker(seen: RunObjects, pool: Manifest) -> Blocker | None:
+def find_pool_blocker(
+    pool: Manifest, of_pool: Iterable[Manifest], events: Sequence[Manifest]
+) -> Blocker | None:
+    """The first blocker of a pool, from its conditions, its pods and Events."""
     name = manifests.name_of(pool)
     accepted, available = (
         manifests.condition_of(pool, "Accepted"),
@@ -37,20 +43,19 @@ def _find_pool_blocker(seen: RunObjects, pool: Manifest) -> Blocker | None:
         return Blocker("PoolWarming", f"the operator has not looked at pool {name} yet")
     degraded = manifests.condition_of(pool, "Degraded")
     if available["status"] == "False":
-        return _find_unavailable(seen, name, available, degraded)
+        waiting = [pod for pod in of_pool if not pods.is_ready(pod)]
+        return _find_unavailable(name, pods.first_blocker(waiting, events), available, degraded)
     return None
 
 
 def _find_unavailable(
-    seen: RunObjects, name: str, available: Manifest, degraded: Manifest
-) -> Blocker | None:
+    name: str, blocker: Blocker | None, available: Manifest, degraded: Manifest
+) -> Blocker:
     """The blocker of a pool that grants nothing: from its pods, else from its conditions."""
     if available.get("reason") == "ScaledToZero":
         return _condition_blocker(name, available)._replace(
             do=f"kubectl scale envp {name} --replicas=N"
         )
-    waiting = (pod for pod in seen.pods_of(name) if not pods.is_ready(pod))
-    blocker = pods.first_blocker(waiting, seen.events)
     if blocker is not None and blocker.reason != "PodsNotReady":
         refused = degraded.get("status") == "True" and degraded["reason"] == "DriverUnavailable"
         reason = "DriverUnavailable" if refused else blocker.reason
@@ -84,15 +89,15 @@ def _figures(pool: Manifest, slots: Manifest) -> Iterator[str]:
     yield f"{status.get('readyReplicas', 0)} of {status.get('replicas', 0)} nodes ready"
 
 
-def workload_blocker(seen: RunObjects) -> Blocker | None:
+def workload_blocker(sets: Iterable[Manifest], events: Sequence[Manifest]) -> Blocker | None:
     """The first workload whose pods the API server refuses."""
-    for workload in seen.sets:
+    for workload in sets:
         wanted = int(workload["spec"].get("replicas", 0))
         if int(workload.get("status", {}).get("replicas", 0)) >= wanted:
             continue
         words = [
             str(each.get("message", ""))
-            for each in manifests.events_about(workload, seen.events)
+            for each in manifests.events_about(workload, events)
             if each.get("reason") == "FailedCreate"
         ]
         if words:

@@ -9,6 +9,15 @@ from etude.cli.output import console, print_row, print_whole
 from etude.common.errors import Problem, UserError
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Name of the RLRun.")]
+Target = Annotated[
+    str, typer.Argument(metavar="RUN|KIND/NAME", help="A run, policyroute/NAME or evalrun/NAME.")
+]
+KINDS = {
+    "run": {"rlr", "rlrun", "rlruns"},
+    "route": {"polr", "policyroute", "policyroutes"},
+    "evaluation": {"evr", "evalrun", "evalruns"},
+}
+"""Kinds that are explained, by the words that kubectl takes for them."""
 CLI_VERSION = "etude.dev/cli/v1"
 SAVED_WITHIN_S = 3_600.0
 """The next step may take long; the order stands in any case."""
@@ -50,16 +59,47 @@ def status(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -
         print_whole(status_screen(seen, explanation, utc_now()))
 
 
-def why(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -> None:
-    """Say why a run does not progress: the first cause, its evidence, and a fix."""
+def why(context: typer.Context, target: Target, *, output: Format = Output.TABLE) -> None:
+    """Say why a run, route or evaluation does not go on: the first cause, its evidence, and a fix.
+
+    Raises:
+        UserError: the kind is another one, or there is no such object.
+    """
+    from etude.cli.kubectl.client import EVALUATIONS, ROUTES
+    from etude.cli.kubectl.diagnose.evaluations import diagnose_evaluation, observe_namespace
+    from etude.cli.kubectl.diagnose.routes import diagnose_route
     from etude.cli.kubectl.diagnose.run_objects import observe_run
     from etude.cli.kubectl.diagnose.why import diagnose, utc_now
 
-    explanation = diagnose(observe_run(context.obj, run), utc_now())
+    kind, name = _split_target(target)
+    if kind == "route":
+        found = context.obj.get(ROUTES, name)
+        explanation = diagnose_route(found, observe_namespace(context.obj))
+    elif kind == "evaluation":
+        found = context.obj.get(EVALUATIONS, name)
+        explanation = diagnose_evaluation(found, observe_namespace(context.obj))
+    else:
+        explanation = diagnose(observe_run(context.obj, name), utc_now())
     if output is Output.JSON:
         print_row({"apiVersion": CLI_VERSION, "kind": "Explanation", **explanation.as_json()})
     else:
         console().print("\n".join(explanation.lines()), soft_wrap=True)
+
+
+def _split_target(target: str) -> tuple[str, str]:
+    """Kind and name of what is explained; a name alone is a run's.
+
+    Raises:
+        UserError: the kind is another one.
+    """
+    prefix, slash, name = target.rpartition("/")
+    if not slash:
+        return "run", name
+    for kind, words in KINDS.items():
+        if prefix.lower() in words:
+            return kind, name
+    fix = "give a run, policyroute/NAME or evalrun/NAME"
+    raise UserError(Problem("Usage", f"{prefix} is no kind that is explained", target, fix))
 
 
 def watch(

@@ -148,7 +148,7 @@ def test_a_secret_that_is_not_there_is_to_be_created() -> None:
     lacking = waiting("CreateContainerConfigError", 'secret "s3" not found')
     found = of_pod(pod(ready=False, container=lacking))
     assert found.reason == "CreateContainerConfigError"
-    assert found.do == "create the Secret that is named, in the run's namespace"
+    assert found.do == "create the Secret that is named, in the namespace of the pod"
 
 
 def test_a_volume_that_does_not_come_is_found_in_the_events() -> None:
