@@ -1,4 +1,4 @@
-"""Idle roles: release of the pods that a supervised phase does not need."""
+"""Idle roles: release of the pods that a phase without sampling does not need."""
 
 import math
 from collections.abc import Iterator
@@ -44,9 +44,18 @@ def idle_roles_problem(run: RLRun) -> str:
 
 def decide_released(run: RLRun, observed: ObservedRun, now: ClockReading) -> Released | None:
     """The status.released to write for a run that holds pods."""
-    released = run.status.released
     if run.spec.scheduling.idle_roles == "Hold" or has_fixed_pods(run) or not _has_other_roles(run):
         return None
+    if not any(phase.is_rl for phase in run.spec.phases):
+        # They are declared for evaluations of the run's checkpoints.
+        never = Released(since=rfc3339(now.wall_s), message="no phase of the run samples")
+        return run.status.released or never
+    return _decide_by_progress(run, observed, now)
+
+
+def _decide_by_progress(run: RLRun, observed: ObservedRun, now: ClockReading) -> Released | None:
+    """The status.released of a run some of whose phases sample."""
+    released = run.status.released
     report = observed.report.status if observed.report.is_current else None
     if report is None or not report.phase:
         return released

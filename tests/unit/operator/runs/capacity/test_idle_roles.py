@@ -123,10 +123,23 @@ async def test_they_stay_where_they_are_wanted_soon_or_nobody_knows_when(
     assert held(lab) == ALL
 
 
-async def test_they_go_for_good_where_nothing_samples_any_more(lab: Any, run_body: Any) -> None:
+async def test_they_never_start_where_no_phase_samples(lab: Any, run_body: Any) -> None:
     lab.cluster.upsert(run_body(phases=phases(sft_steps=5, rl=False)))
     await lab.settle()
+    assert held(lab) == TRAINER, "engines for evaluations are made by those"
     await supervised(lab, 1, pace_s=0.0)
+    assert held(lab) == TRAINER
+    assert lab.condition("EnvironmentsReady") == ("True", "NotNeeded")
+
+
+async def test_they_go_for_good_where_nothing_samples_any_more(lab: Any, run_body: Any) -> None:
+    sft, sampling = phases(sft_steps=5)
+    last = {**sft, "name": "last", "maxSteps": 5}
+    lab.cluster.upsert(run_body(phases=[sampling, last]))
+    await lab.settle()
+    assert held(lab) == ALL
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, phase="last", step=1, step_seconds_p50=0.0)
+    await lab.advance(2)
     assert held(lab) == TRAINER
 
 
