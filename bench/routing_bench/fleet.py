@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from typing_extensions import override
 
-from etude.trainer.controller.publishing.routing_broadcast import PERIOD_S
+from etude.trainer.controller.publishing.engines import PERIOD_S
 from etude.trainer.rollouts.completion_counts import CompletionCounts
 from etude.trainer.rollouts.engine_client import EngineSampler
 from etude.trainer.rollouts.outage import OutageBudget

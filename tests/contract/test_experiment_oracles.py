@@ -9,7 +9,7 @@ from tests.support.oracles import Oracle
 
 from etude.feedback.experiments.msprt import sequence_margin
 from etude.feedback.experiments.user_moments import Difference, UserMoments, compare_arms
-from etude.feedback.experiments.validity import split_p_value
+from etude.feedback.experiments.verdict import split_p_value
 
 ORACLE = Oracle(
     requirements=("gbstats==0.8.0", "statsmodels==0.15.0", "pandas", "scipy", "numpy"),

@@ -15,7 +15,6 @@ from etude.common.tls import targets
 from etude.operator import names
 from etude.operator.builders import certificates, network_policies
 from etude.operator.builders.addresses import PORTS, broker_addresses
-from etude.operator.builders.agent_sandbox import sandbox
 from etude.operator.builders.platform import COMMANDS, Platform, traces_env
 from etude.operator.builders.pod import (
     EGRESS_FOLDER,
@@ -34,8 +33,38 @@ from etude.operator.builders.pod import (
     pod_spec,
     toleration,
 )
+from etude.operator.builders.strategic_merge import strategic_merge
 from etude.operator.builders.workload import config_map, object_head, service, stateful_set
-from etude.operator.manifests import Manifest, parse_quantity, stamp_digest
+from etude.operator.manifests import RESOURCES, Manifest, parse_quantity, stamp_digest
+
+
+def sandbox(
+    pool: EnvPool, name: str, labels: Mapping[str, str], pod: RolePod, template: Manifest
+) -> Manifest:
+    """A host's pod as a Sandbox, with the platform's template merged over it.
+
+    Args:
+        pool: of the host.
+        name: of the Sandbox and of its pod.
+        labels: of both.
+        pod: of the host, without the template.
+        template: the SandboxTemplate.
+    """
+    blueprint = template.get("spec", {})
+    over = blueprint.get("podTemplate", {})
+    metadata = over.get("metadata", {})
+    pod_template: Manifest = {
+        "metadata": {"labels": {**metadata.get("labels", {}), **labels}},
+        "spec": strategic_merge(pod_spec(pod), over.get("spec", {})),
+    }
+    if metadata.get("annotations"):
+        pod_template["metadata"]["annotations"] = metadata["annotations"]
+    spec: Manifest = {"podTemplate": pod_template}
+    if blueprint.get("volumeClaimTemplates"):
+        spec["volumeClaimTemplates"] = blueprint["volumeClaimTemplates"]
+    api_version = RESOURCES["Sandbox"].api_version
+    return {**object_head(pool, api_version, "Sandbox", name, labels), "spec": spec}
+
 
 _SIZE = ("replicas", "max_replicas", "min_idle", "overcommit_factor", "autoscaling")
 

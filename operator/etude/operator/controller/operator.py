@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,7 +14,6 @@ from etude.operator.clock import Clock
 from etude.operator.controller.event_recorder import EventRecorder
 from etude.operator.controller.pod_startup import PodStartups
 from etude.operator.controller.reconciler import Reconciler
-from etude.operator.controller.references import ReferenceIndex
 from etude.operator.controller.status_writer import StatusDebounce, StatusWriter
 from etude.operator.controller.workqueue import WorkQueue
 from etude.operator.kind_registry import KINDS, KINDS_BY_NAME
@@ -22,6 +22,36 @@ from etude.operator.manifests import Manifest, Ref, ref
 from etude.operator.remotes.clients import RemoteClient
 from etude.operator.remotes.followers import Followers
 from etude.operator.remotes.report_store import ReportStore
+
+
+@dataclass(slots=True)
+class ReferenceIndex:
+    """Objects by the objects that they name.
+
+    Pools change too often to search all runs each time.
+    """
+
+    _referrers: defaultdict[Ref, set[Ref]] = field(default_factory=lambda: defaultdict(set))
+    _references: dict[Ref, frozenset[Ref]] = field(default_factory=dict)
+    """Objects that each object names."""
+
+    def index(self, key: Ref, references: Iterable[Ref]) -> None:
+        self.forget(key)
+        targets = frozenset(references)
+        if targets:
+            self._references[key] = targets
+        for target in targets:
+            self._referrers[target].add(key)
+
+    def forget(self, key: Ref) -> None:
+        for target in self._references.pop(key, frozenset()):
+            self._referrers[target].discard(key)
+            if not self._referrers[target]:
+                del self._referrers[target]
+
+    def referrers(self, target: Ref) -> Sequence[Ref]:
+        return sorted(self._referrers.get(target, ()))
+
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from etude.feedback.experiments.validity import SPLIT_ALPHA, find_invalidity, split_p_value
+from etude.feedback.experiments.verdict import SPLIT_ALPHA, find_invalidity, split_p_value
 
 
 def test_an_even_split_is_valid() -> None:

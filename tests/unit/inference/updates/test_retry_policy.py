@@ -16,7 +16,7 @@ from etude.inference.status import ReplicaState
 from etude.inference.swap.ranks import RankError
 from etude.inference.updates import updater
 from etude.inference.updates.follower import VersionFollower
-from etude.inference.updates.retry_policy import UpdateFailures, UpdateRemedy
+from etude.inference.updates.updater import UpdateFailures, UpdateRemedy
 
 V = [VersionId(1, number) for number in range(9)]
 

@@ -12,8 +12,7 @@ from typing_extensions import override
 
 from etude.operator.builders.platform import Platform
 from etude.operator.clock import ManualClock
-from etude.operator.controller.operator import Operator, has_new_spec, open_operator
-from etude.operator.controller.references import ReferenceIndex
+from etude.operator.controller.operator import Operator, ReferenceIndex, has_new_spec, open_operator
 from etude.operator.controller.status_writer import StatusDebounce
 from etude.operator.kube.interface import ApiRejectedError
 from etude.operator.kube.memory_cluster import MemoryCluster

@@ -1,7 +1,12 @@
 """Durable log: records appended in order, acknowledged once they are in an object store."""
 
-from etude.common.durable_log.epochs import claim_log_epoch, is_log_fenced
-from etude.common.durable_log.log import DurableLog, LazyFrame, segment_key
+from etude.common.durable_log.log import (
+    DurableLog,
+    LazyFrame,
+    claim_log_epoch,
+    is_log_fenced,
+    segment_key,
+)
 from etude.common.durable_log.reader import (
     AcceptedSegment,
     LogEnd,

@@ -25,8 +25,8 @@ from etude.feedback.sessions.candidates import (
     CandidateOptions,
     SessionFinder,
     find_user_refusals,
+    read_session,
 )
-from etude.feedback.sessions.recorded_turns import read_session
 from etude.feedback.sessions.review import SessionEntry
 from etude.feedback.sessions.task_records import TaskRecord
 

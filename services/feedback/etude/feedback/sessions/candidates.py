@@ -10,12 +10,14 @@ from etude.agent.chat.pieces import PieceReader
 from etude.agent.toolsets import list_schemas
 from etude.common import turn_log
 from etude.common.blobs import Store
-from etude.common.errors import CorruptError
+from etude.common.errors import CorruptError, Problem, UserError
+from etude.common.feedback import payloads
+from etude.common.feedback.events import AnyEvent
+from etude.common.feedback.payloads import TaskOutcome
 from etude.common.redact.redactor import Redactor
 from etude.feedback.ledger.reading import LedgerReader
 from etude.feedback.ledger.user_keys import UserId
-from etude.feedback.sessions.kept_change import KINDS, SessionEvents
-from etude.feedback.sessions.patches import join_patches
+from etude.feedback.sessions.patches import FilePatch, join_patches, split_patch
 from etude.feedback.sessions.review import (
     MAX_TEXT_CHARS,
     RefusedSession,
@@ -26,6 +28,56 @@ from etude.feedback.sessions.review import (
 from etude.feedback.turn_keys import find_user, read_turn
 from etude.feedback.windows.feeds import TurnFeed
 from etude.v1 import turns_pb2
+
+KINDS = frozenset({"demonstration", "edit_applied", "edit_observed", "task_closed"})
+"""Events that tell it."""
+_UNWANTED = frozenset({TaskOutcome.ABANDONED, TaskOutcome.REVERTED})
+
+
+@dataclass(slots=True)
+class SessionEvents:
+    """Events of one session that tell what was kept."""
+
+    demonstration: str = ""
+    """Text that the user kept, the newest one."""
+    edits: dict[str, payloads.EditAppliedPayload] = field(default_factory=dict)
+    """The first of each name, in the order of the ledger."""
+    alive: dict[str, int] = field(default_factory=dict)
+    """Lines of an edit that the newest look found."""
+    outcome: TaskOutcome | None = None
+
+    def add(self, event: AnyEvent) -> None:
+        """Add an event, in the order of the ledger."""
+        match event.data.payload:
+            case payloads.DemonstrationPayload() as kept:
+                self.demonstration = kept.text
+            case payloads.EditAppliedPayload() as edit:
+                self.edits.setdefault(edit.edit, edit)
+            case payloads.EditObservedPayload(is_file_seen=True) as look:
+                self.alive[look.edit] = look.num_alive_lines
+            case payloads.TaskClosedPayload() as end:
+                self.outcome = end.outcome
+            case _:  # a file that was not found
+                pass
+
+    def find_kept_change(self) -> list[FilePatch]:
+        """The demonstration, if it is a patch; else the edits of which every line survived.
+
+        Empty if there is none, or if the user abandoned or reverted the task.
+        """
+        if self.outcome in _UNWANTED:
+            return []
+        shown = [each for each in split_patch(self.demonstration) if each.path]
+        if shown:
+            return shown
+        return [
+            each
+            for name, edit in self.edits.items()
+            if edit.diff and self.alive.get(name, -1) >= edit.num_lines
+            for each in split_patch(edit.diff)
+            if each.path
+        ]
+
 
 log = logging.getLogger(__name__)
 
@@ -178,3 +230,47 @@ def find_user_refusals(
     if consent is None or not consent.granted or consent.policy_version not in terms:
         return ["NoConsentForTasks"]
     return []
+
+
+def read_session(
+    store: Store, ledger: LedgerReader, tenant: str, session: str, terms: Collection[str]
+) -> list[turns_pb2.TurnRecord]:
+    """Read the turns of a session with their tokens, without those for a product's own use.
+
+    Args:
+        store: of the route.
+        ledger: whose users' keys open the turns.
+        tenant: of the session.
+        session: as `turn_log.identify_rollout` names it.
+        terms: versions of the terms that allow it.
+
+    Raises:
+        UserError: there is no such session, or its user does not allow it now.
+        CorruptError: a turn or a key is damaged.
+        StoreError: a store did not answer.
+    """
+    found: list[turns_pb2.TurnRecord] = []
+    for stored in TurnFeed(store).read():
+        for record in stored.segment.turns:
+            if (record.tenant, record.rollout_id) != (tenant, session) or record.is_side:
+                continue
+            user = find_user(record, ledger.secret)
+            started_ms = record.time_unix_nanos // 1_000_000
+            # A record that names no user is nobody's who could allow it.
+            reasons = (
+                ["NoConsentForTasks"]
+                if user is None
+                else find_user_refusals(ledger, user, started_ms, terms)
+            )
+            if record.HasField("withheld"):
+                reasons = [*reasons, "HoldsSecret"]
+            turn = None if reasons else read_turn(record, ledger.state, ledger.keys)
+            if turn is None:
+                what = f"is not read: {', '.join(reasons or ['Erased'])}"
+                fix = "choose a session of a user who allows it under --terms"
+                raise UserError(Problem("Forbidden", what, f"session {session}", fix))
+            found.append(turn)
+    if not found:
+        fix = "name one of the tenant: etude tasks from-sessions lists them"
+        raise UserError(Problem("NotFound", f"tenant {tenant} has none", f"session {session}", fix))
+    return sorted(found, key=lambda turn: turn.time_unix_nanos)

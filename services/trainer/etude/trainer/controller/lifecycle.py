@@ -22,8 +22,7 @@ from etude.trainer.controller.inputs import Inputs
 from etude.trainer.controller.phases.targets import report_done
 from etude.trainer.controller.program import train
 from etude.trainer.controller.progress import RunFailedError
-from etude.trainer.controller.publishing.engines import Engines
-from etude.trainer.controller.publishing.routing_broadcast import RoutingBroadcast
+from etude.trainer.controller.publishing.engines import Engines, RoutingBroadcast
 from etude.trainer.controller.reporting.commands import RunCommands
 from etude.trainer.controller.reporting.reporter import RunReporter
 from etude.trainer.controller.reporting.reports import NAME, RunService

@@ -25,7 +25,6 @@ from etude.trainer.learner.batches import (
 )
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.divergence import Losses, measure_divergence
-from etude.trainer.learner.filtered_sample import score_filtered
 from etude.trainer.learner.gradients import (
     accumulate_gradients,
     microbatch_losses,
@@ -36,7 +35,7 @@ from etude.trainer.learner.optimiser import Update
 from etude.trainer.learner.phase import PhaseManager, PhasePosition, PhaseState
 from etude.trainer.learner.rows import TrainingRow
 from etude.trainer.learner.sequence_packing import build_packing
-from etude.trainer.learner.step_figures import complete_result
+from etude.trainer.learner.step_figures import complete_result, score_filtered
 from etude.trainer.model import activation_checkpointing, fsdp, tensor_bits
 from etude.trainer.model.parameters import local_shard
 from etude.trainer.model.policy import load_policy

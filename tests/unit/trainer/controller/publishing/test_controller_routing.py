@@ -5,8 +5,7 @@ from typing import Any
 from tests.support.trainer_simulation.workers import SimulatedRollouts
 
 from etude.common.weights import VersionId
-from etude.trainer.controller.publishing.engines import Engines
-from etude.trainer.controller.publishing.routing_broadcast import RoutingBroadcast
+from etude.trainer.controller.publishing.engines import Engines, RoutingBroadcast
 from etude.trainer.routing.table import EngineState, Purpose
 
 

@@ -12,6 +12,7 @@ from etude.trainer.controller.publishing.engine_client import (
     ContentRefusedError,
     EngineWeightClient,
 )
+from etude.trainer.rollouts.protocol import RolloutWorkers
 from etude.trainer.routing.table import EngineState, RoutingTable
 from etude.v1 import weights_pb2
 
@@ -317,3 +318,31 @@ def _log_error(task: _Task) -> None:
     """Log the error of a task that is no longer awaited."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.warning("%s: %s", task.get_name(), error)
+
+
+PERIOD_S = 0.5
+"""Age that a worker's table may reach. Loads of other workers may be twice as old: they are
+collected in one round and spread in the next."""
+
+
+@dataclass(slots=True)
+class RoutingBroadcast:
+    """Sends the routing table to all workers: every change, and loads if there are several."""
+
+    engines: Engines
+    workers: RolloutWorkers
+    period_s: float = PERIOD_S
+    _sent: RoutingTable = field(default_factory=RoutingTable)
+
+    async def run(self) -> None:
+        """Send tables until cancelled."""
+        while True:
+            await self.send()
+            await asyncio.sleep(self.period_s)
+
+    async def send(self) -> None:
+        """Send the table, if a worker can learn anything from it."""
+        table = self.engines.routing_table()
+        if table != self._sent or self.workers.num_workers > 1:
+            await self.workers.update_routing(table)
+            self._sent = table
