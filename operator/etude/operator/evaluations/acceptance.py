@@ -79,6 +79,8 @@ def _problems(
     for sentence in _run_problems(evaluation, run, platform):
         yield false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, sentence)
     yield from _pool_problems(evaluation, observed)
+    if not platform.has_shared_files:
+        yield from _store_problems(evaluation, observed, run)
     yield from _baseline_problems(evaluation, observed, run.spec.storage)
 
 
@@ -109,6 +111,24 @@ def _pool_problems(evaluation: EvalRun, observed: ObservedEvaluation) -> Iterato
             listed = f"EnvPool {name}.templates: {abbreviate_names(known)}"
             what = f"{at}.template: {each.template} is not in {listed}"
             yield false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, what)
+
+
+def _store_problems(
+    evaluation: EvalRun, observed: ObservedEvaluation, run: RLRun
+) -> Iterator[ConditionFact]:
+    """Pools whose hosts would ask another store for the tasks, or ask without credentials."""
+    storage = run.spec.storage
+    for index, each in enumerate(evaluation.spec.environments):
+        pool = observed.pools.get(each.name)
+        read = [s.uri for s in evaluation.spec.suites if s.environment == each.name]
+        reads_store = any(uri.startswith("s3://") for uri in read)
+        if pool is None or pool.spec.store is not None or not reads_store:
+            continue
+        if storage.endpoint is not None or storage.secret_ref is not None:
+            at, name = f"spec.environments[{index}].poolRef.name", each.pool_ref.name
+            what = f"{at}: EnvPool {name} has no spec.store, and its hosts cannot read {read[0]}"
+            fix = f"give it endpoint, region and secretRef of run {run.metadata.name}'s storage"
+            yield false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, f"{what}: {fix}")
 
 
 def _baseline_problems(

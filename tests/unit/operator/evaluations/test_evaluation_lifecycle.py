@@ -363,3 +363,19 @@ async def test_an_evaluation_waits_for_cert_manager_where_that_issues_certificat
     assert sorted(made["Certificate"]) == [f"held-out-{role}-tls" for role in roles]
     uris = [m["spec"]["uris"] for k, m in evaluations.children().items() if k.kind == "Certificate"]
     assert ["spiffe://etude.dev/ns/lab/run/held-out/role/evaluator"] in uris
+
+
+async def test_a_pool_that_cannot_read_the_suite_is_named_with_what_it_lacks(
+    evaluations: Any, lab: Any
+) -> None:
+    pool = lab.cluster.objects()[Ref("EnvPool", "lab", "shared")]
+    without = {key: value for key, value in pool["spec"].items() if key != "store"}
+    lab.cluster.upsert({**pool, "spec": without})
+    await evaluations.add()
+    status, reason, message = evaluations.reason("Accepted")
+    assert (status, reason) == ("False", "InvalidParameters")
+    assert "EnvPool shared has no spec.store" in message
+    assert "s3://inputs/held-out" in message
+    lab.cluster.upsert(pool)
+    await lab.advance(60)
+    assert evaluations.reason("Accepted")[0] == "True"

@@ -56,7 +56,11 @@ POOL = {
     "apiVersion": "etude.dev/v1alpha1",
     "kind": "EnvPool",
     "metadata": {"name": "shared", "namespace": "lab"},
-    "spec": {"templates": [{"name": "python", "trust": "Trusted"}], "replicas": 1},
+    "spec": {
+        "templates": [{"name": "python", "trust": "Trusted"}],
+        "replicas": 1,
+        "store": {"secretRef": {"name": "s3"}},
+    },
 }
 PLAN = {
     "suites": [{"name": "held-out", "uri": "s3://inputs/tasks", "environment": "repos"}],

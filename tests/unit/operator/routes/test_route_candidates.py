@@ -25,7 +25,11 @@ POOL = {
     "apiVersion": "etude.dev/v1alpha1",
     "kind": "EnvPool",
     "metadata": {"name": "shared", "namespace": "lab", "uid": "uid-shared", "generation": 1},
-    "spec": {"templates": [{"name": "python", "trust": "Trusted"}], "replicas": 1},
+    "spec": {
+        "templates": [{"name": "python", "trust": "Trusted"}],
+        "replicas": 1,
+        "store": {"secretRef": {"name": "s3"}},
+    },
 }
 
 
