@@ -112,9 +112,10 @@ e2e: $(READY) ## a run on a real node from helm install to helm uninstall, its p
 	$(RUN) python hack/minio.py
 	$(RUN) python -m tests.harness.e2e_cluster
 
-e2e-realtime: $(READY) ## a candidate's way to all users as objects of a real control plane, its node and Jobs played: a transcript (needs Go, root)
+e2e-realtime: $(READY) ## users' feedback becomes the next version on a real node: trained, evaluated, tried, promoted, rolled back (needs Go, root)
 	$(RUN) python hack/testbed/build.py
-	ETUDE_REQUIRE=cluster $(RUN) pytest -s tests/cluster/test_release_cycle.py
+	$(RUN) python hack/minio.py
+	$(RUN) python -m tests.harness.e2e_realtime
 
 microvms: $(READY) ## the tests of real microVMs, which nothing may skip (QEMU, Go, root)
 	ETUDE_REQUIRE=qemu $(RUN) pytest tests/integration/qemu

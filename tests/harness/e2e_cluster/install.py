@@ -3,6 +3,7 @@
 import json
 import tempfile
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -68,15 +69,25 @@ def fill_the_store(scene: Scene) -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_data({"folder": folder}, tasks=PROMPTS * ENOUGH)
         made = Path(folder, "demo")
-        store = scene.store("demo")
-        files = sorted(each for each in made.rglob("*") if each.is_file())
+        files = (each for each in made.rglob("*") if each.is_file())
+        upload(scene, "demo", {str(each.relative_to(made)): each for each in files})
+    prepare_namespace(scene)
 
-        def upload(path: Path) -> None:
-            store.put(str(path.relative_to(made)), path.read_bytes())
 
-        with ThreadPoolExecutor(UPLOADS) as threads:
-            list(threads.map(upload, files))
-    scene.say(f"{len(files)} objects in s3://{BUCKET}/demo")
+def upload(scene: Scene, prefix: str, files: Mapping[str, Path]) -> None:
+    """Files in MinIO below a prefix, by their keys."""
+    store = scene.store(prefix)
+
+    def put(key: str) -> None:
+        store.put(key, files[key].read_bytes())
+
+    with ThreadPoolExecutor(UPLOADS) as threads:
+        list(threads.map(put, files))
+    scene.say(f"{len(files)} objects in s3://{BUCKET}/{prefix}")
+
+
+def prepare_namespace(scene: Scene) -> None:
+    """The namespace of the run, with the keys of the store."""
     scene.bed.kubectl("create", "namespace", LAB)
     restrict(scene, LAB, "etude.dev/weak-isolation=allow")
     literals = [f"--from-literal={key}={value}" for key, value in scene.keys().items()]

@@ -81,13 +81,13 @@ class Scene:
         found: list[Object] = self.bed.get("-n", LAB, "ckpt")["items"]
         return sorted(found, key=lambda each: int(each["spec"]["step"]))
 
-    def wait(self, what: str, holds: Callable[[], bool]) -> None:
+    def wait(self, what: str, holds: Callable[[], bool], limit_s: float = WAIT_S) -> None:
         """Until something holds; a run that failed ends the wait.
 
         Raises:
             AssertionError: it failed, or it never holds.
         """
-        deadline_s = time.monotonic() + WAIT_S
+        deadline_s = time.monotonic() + limit_s
         while not self._holds(holds):
             assert time.monotonic() < deadline_s, f"never: {what}"
             time.sleep(0.5)

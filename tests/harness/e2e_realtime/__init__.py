@@ -1,0 +1,1 @@
+"""A route on a real node, from its first version to a promotion and a roll-back."""
