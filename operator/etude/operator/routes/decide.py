@@ -159,7 +159,9 @@ def decide(
         candidate = next_candidate(route, observed.releases)
     accepted = problem or observed.problem or true_condition(ACCEPTED, Reason.ACCEPTED)
     facts = [accepted, *([candidate.fact] if candidate.fact else [])]
-    status = route_status(route, observed.pods, now, facts, observed.releases.report)
+    inputs = observed.releases
+    known = inputs.checkpoints.values()
+    status = route_status(route, observed.pods, now, facts, inputs.report, known)
     actions, again_s = (*actions, *candidate.actions), POLL_S if candidate.fact else None
     if cert_manager.is_cert_manager_missing(platform.tls, observed.served):
         again_s = cert_manager.RETRY_S

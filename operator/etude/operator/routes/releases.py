@@ -1,7 +1,8 @@
 """State of a route's releases, as its feedback service tells it, for the status."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from etude.common.api.kinds import Checkpoint
 from etude.common.api.route.status import (
     LastDecision,
     PolicyRouteStatus,
@@ -11,6 +12,7 @@ from etude.common.api.route.status import (
 from etude.common.experiments.assignment import BUCKETS
 from etude.operator.clock import rfc3339
 from etude.operator.remotes.sanitize import MAX_UNIX_MS
+from etude.operator.routes.candidates import find_checkpoint
 from etude.v1 import release_pb2
 
 MAX_NAME, MAX_SENTENCE = 253, 1_024
@@ -22,6 +24,7 @@ def release_figures(
     before: PolicyRouteStatus,
     report: release_pb2.GetReleaseStatusResponse | None,
     engines: Mapping[str, str],
+    checkpoints: Collection[Checkpoint] = (),
 ) -> dict[str, object]:
     """Fields of the status about releases; without a report, the last ones stay.
 
@@ -29,6 +32,7 @@ def release_figures(
         before: the status so far.
         report: newest one of the feedback service.
         engines: counts of ready engines, by channel.
+        checkpoints: of the run, for versions that were promoted without naming theirs.
     """
     channels = {
         "stable": before.stable or ServedChannel(),
@@ -37,10 +41,9 @@ def release_figures(
     found: dict[str, object] = {}
     if report is not None:
         decided_ms = report.decisions[0].decided_unix_ms if report.decisions else 0
-        channels["stable"] = _channel(channels["stable"], report.stable, decided_ms)
-        channels["canary"] = _channel(
-            channels["canary"], report.canary.candidate, report.canary.started_unix_ms
-        )
+        tested, started_ms = report.canary.candidate, report.canary.started_unix_ms
+        channels["stable"] = _channel(channels["stable"], report.stable, decided_ms, checkpoints)
+        channels["canary"] = _channel(channels["canary"], tested, started_ms, checkpoints)
         found = {
             "test": _test(report.canary) if report.HasField("canary") else None,
             "policy": report.policy if report.policy in POLICIES else "",
@@ -54,16 +57,21 @@ def release_figures(
 
 
 def _channel(
-    before: ServedChannel, served: release_pb2.ServedPolicyVersion, since_ms: int
+    before: ServedChannel,
+    served: release_pb2.ServedPolicyVersion,
+    since_ms: int,
+    checkpoints: Collection[Checkpoint],
 ) -> ServedChannel:
     """A channel with its version; the time stays while the version does."""
     if not served.HasField("version"):
         return ServedChannel()
     version = f"{served.version.epoch}.{served.version.number}"
     is_same = version == before.version and before.since is not None
+    found = None if served.checkpoint else find_checkpoint(checkpoints, served)
+    name = served.checkpoint if found is None else found.metadata.name
     return ServedChannel(
         version=version,
-        checkpoint=served.checkpoint[:MAX_NAME],
+        checkpoint=name[:MAX_NAME],
         since=before.since if is_same else _time(since_ms),
     )
 

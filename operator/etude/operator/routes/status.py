@@ -1,8 +1,8 @@
 """Status of a route: conditions, and counts of what serves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from etude.common.api.kinds import PolicyRoute
+from etude.common.api.kinds import Checkpoint, PolicyRoute
 from etude.common.api.route.status import PolicyRouteStatus
 from etude.operator import names
 from etude.operator.actions import ClockReading
@@ -34,6 +34,7 @@ def route_status(
     now: ClockReading,
     accepted: Sequence[ConditionFact],
     report: release_pb2.GetReleaseStatusResponse | None = None,
+    checkpoints: Collection[Checkpoint] = (),
 ) -> PolicyRouteStatus:
     """The whole status of a route.
 
@@ -43,6 +44,7 @@ def route_status(
         now: both clocks.
         accepted: condition Accepted, and that of the candidate if one is evaluated.
         report: of the feedback service, about releases.
+        checkpoints: of the run.
     """
     gateways = route.spec.gateway.replicas
     channels = {
@@ -60,7 +62,7 @@ def route_status(
             "observed_generation": route.metadata.generation,
             "phase": _phase(facts, is_started=route.status.resolved is not None),
             "gateways": f"{_num_ready(pods, names.GATEWAY)}/{gateways}",
-            **release_figures(route.status, report, channels),
+            **release_figures(route.status, report, channels, checkpoints),
             "conditions": merge_conditions(
                 facts,
                 route.status.conditions,

@@ -141,6 +141,15 @@ async def releases(lab: Any, run_body: Any, route_body: Any) -> Releases:
     return await prepare(lab, run_body, route_body)
 
 
+async def test_a_version_that_was_promoted_by_its_number_has_its_checkpoint_in_the_status(
+    releases: Releases,
+) -> None:
+    assert releases.status.stable.checkpoint == "demo-s00000010-000000"
+    await releases.report(7)
+    stable = releases.status.stable
+    assert (stable.version, stable.checkpoint) == ("1.7", ""), "no checkpoint holds it"
+
+
 async def test_a_new_checkpoint_is_evaluated_against_the_version_in_use_and_proposed_once(
     releases: Releases,
 ) -> None:

@@ -24,7 +24,7 @@ class ServedChannel(StatusModel):
     version: Short = ""
     """Version of the run that it serves; empty if none is known."""
     checkpoint: Short = ""
-    """Checkpoint with that version; empty if none was named."""
+    """Checkpoint with that version; empty if there is none."""
     since: Time | None = None
     """When it began with that version."""
 

@@ -223,6 +223,7 @@ POLICY_ROUTE = CrdKind(
         PrinterColumn("Age", ".metadata.creationTimestamp", "date"),
         PrinterColumn("Run", ".spec.runRef.name", wide=True),
         PrinterColumn("Checkpoint", ".status.stable.checkpoint", wide=True),
+        PrinterColumn("Tested", ".status.canary.checkpoint", wide=True),
         PrinterColumn("Evaluation", ".status.candidate.evaluation", wide=True),
         PrinterColumn(
             "Proposed", '.status.conditions[?(@.type=="CandidateProposed")].reason', wide=True
