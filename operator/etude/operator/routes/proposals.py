@@ -172,6 +172,10 @@ def _settled_fact(before: EvaluatedCandidate | None, inputs: ReleaseInputs) -> C
     if before is None or not before.action:
         what = "no checkpoint of the run is newer than the version in use"
         return false_condition(PROPOSED, Reason.NO_NEW_CHECKPOINT, what)
+    if before.action != "Refuse":
+        # It may have been promoted, or rolled back: status.decision says so.
+        what = f"{before.checkpoint or before.number} was proposed, and nothing is newer"
+        return true_condition(PROPOSED, Reason.PROPOSED, what)
     evaluation = inputs.evaluations.get(before.evaluation)
     return _answered_fact(before, evaluation.status.verdict if evaluation else "")
 
