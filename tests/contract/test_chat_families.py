@@ -207,3 +207,16 @@ def test_what_the_assistant_wrote_ends_with_its_end(family: str) -> None:
     own = [token for token, is_own in zip(ids, written, strict=True) if is_own]
     assert own.count(chat.end_id) == 2
     assert own[-1] == chat.end_id
+
+
+@each_family
+@given(data=st.data())
+@settings(max_examples=NUM_EXAMPLES)
+def test_any_tokens_decode_as_the_tokenizer_itself_decodes_them(
+    family: str, data: st.DataObject
+) -> None:
+    formats = load(family)
+    # Some are no token of the tokenizer, and most sequences are no UTF-8.
+    ids = data.draw(st.lists(st.integers(0, formats.ours.vocab_size + 9), max_size=40))
+    theirs = formats.theirs.backend_tokenizer.decode(ids, skip_special_tokens=False)
+    assert formats.ours.decode(ids) == theirs

@@ -1,17 +1,21 @@
 """A chat endpoint that renders our template gives the harness's tokens."""
 
 import json
+import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import TemplateError as TemplateFailure
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tests.support.chat_tokens import encode_opening
 from tokenizers import Tokenizer
 
 from etude.agent import tool_calls
-from etude.agent.chat import CHAT_TEMPLATE, ChatFormat, Message, Vocabulary
+from etude.agent.chat import CHAT_TEMPLATE, ChatFormat, Message, TemplateError, Vocabulary
+from etude.agent.chat.template import ChatTemplate
 from etude.demo import corpus, model_folder, tokenizer
 from etude.demo.problems import Source
 
@@ -190,3 +194,41 @@ def test_transformers_renders_and_encodes_the_same(tmp_path: Path, chat: ChatFor
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "I x\n  y"}]
     ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert list(ids) == encode_opening(chat, "S", "I x\n  y")
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "messages[0].content.upper()",
+        "messages[0].items() | list",
+        "messages[0].missing is defined",
+        "messages[0].missing.field",
+        "messages[0].keys",
+        "'%s'.format(1) ~ messages[0].content.format",
+        "messages.append(1)",
+        "messages[0].clear()",
+        "messages[0].__class__",
+        "messages.__len__() ~ ''.__class__.__mro__",
+        "cycler.__init__.__globals__",
+    ],
+)
+def test_an_expression_means_what_the_sandbox_of_jinja_makes_of_it(
+    tmp_path: Path, expression: str
+) -> None:
+    messages: Any = [{"role": "user", "content": "x {0}", "keys": "of a message"}]
+    source = f"{{{{ {expression} }}}}"
+    theirs = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    ours = ChatTemplate.compile(source, path=tmp_path, variables={}, now=now)
+    for _ in range(2):  # what is safe is asked for once
+        try:
+            expected = theirs.from_string(source).render(messages=messages)
+        except TemplateFailure as error:
+            with pytest.raises(TemplateError, match=type(error).__name__):
+                ours.render(messages)
+        else:
+            assert _without_addresses(ours.render(messages)) == _without_addresses(expected)
+
+
+def _without_addresses(text: str) -> str:
+    return re.sub(r"0x[0-9a-f]+", "0x", text)

@@ -1,6 +1,7 @@
 """Conversations continue their branch token by token, and anything else is a branch of its own."""
 
 import asyncio
+import itertools
 from typing import Any
 
 import httpx
@@ -10,10 +11,14 @@ from tests.support.gateway.served import MODEL, ServedGateway
 from etude.agent.chat import ChatFormat
 from etude.common.api_keys import make_key
 from etude.common.turn_log import identify_rollout
+from etude.gateway.sessions import digest_beginnings
+from etude.gateway.turn_request import WireCall, WireMessage
 from etude.gateway.turns import THREAD_CHARS
 from etude.v1 import turns_pb2
 
 Turn = dict[str, Any]
+PARTS = ("", "a", "1 a", "user 1 a", "[]", '[["a", {}]]', "\ud800")
+"""Of contents that could be taken for the writing of another message."""
 
 
 def user(text: str) -> Turn:
@@ -288,3 +293,12 @@ async def test_the_arm_of_the_authenticated_user_chooses_the_engines(
         assert (arm in {"control", "treatment"}, name) == (
             (True, "longer") if share else (False, "")
         )
+
+
+def test_two_messages_have_one_digest_only_if_they_are_equal() -> None:
+    contents = {"".join(parts) for parts in itertools.product(PARTS, repeat=2)}
+    calls = [(), *((WireCall("c1", name, {}),) for name in PARTS)]
+    messages = {*itertools.starmap(WireMessage, itertools.product(["user", "tool"], contents))}
+    listed = [message._replace(calls=each) for message in messages for each in calls]
+    digests = {digest_beginnings(b"owner", [message])[-1] for message in listed}
+    assert len(digests) == len(listed)

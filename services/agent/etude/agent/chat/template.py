@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import jinja2
 from jinja2 import ext, nodes, parser, sandbox
@@ -23,6 +23,35 @@ class TemplateError(EtudeError):
     """A chat template refuses a conversation or fails at it."""
 
     reason = "ChatTemplate"
+
+
+_DICT_NAMES = frozenset(dir(dict))
+_MAX_KNOWN = 1024
+
+
+class _Environment(sandbox.ImmutableSandboxedEnvironment):
+    """Reads the fields of messages without an exception first, and checks each attribute once."""
+
+    _is_safe: ClassVar[dict[tuple[type, str], bool]] = {}
+
+    @override
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        # The sandbox asks for the type of the object alone.
+        known = self._is_safe.get((type(obj), attr))
+        if known is None:
+            known = super().is_safe_attribute(obj, attr, value)
+            if len(self._is_safe) < _MAX_KNOWN:
+                self._is_safe[type(obj), attr] = known
+        return known
+
+    @override
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute not in _DICT_NAMES:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
 
 
 class _GenerationTag(ext.Extension):
@@ -67,7 +96,7 @@ class ChatTemplate:
         Raises:
             UserError: the template does not parse.
         """
-        environment = sandbox.ImmutableSandboxedEnvironment(
+        environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, ext.loopcontrols]
         )
         environment.filters["tojson"] = _to_json
