@@ -23,7 +23,7 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore, Store, open_store
 from etude.common.weights import VersionId
 
-START_LIMIT_S = 240
+START_LIMIT_S = 600
 """Twenty seconds on an idle core; a busy machine gets patience."""
 
 SPECIALS = (
@@ -83,7 +83,11 @@ def write_model(folder: Path, *, dtype: str = "float32", **sizes: int) -> Path:
 
 
 def resolved_run(
-    model: Path, store: Path, *, weights: Mapping[str, Any] | None = None
+    model: Path,
+    store: Path,
+    *,
+    weights: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Mapping[str, Any]:
     """The file that the operator mounts into the role."""
     phase = {
@@ -93,7 +97,7 @@ def resolved_run(
         "optimizer": {"learningRate": "1e-3"},
         "data": [{"name": "traces", "uri": "file:///traces.jsonl"}],
     }
-    role = {"maxModelLen": CONTEXT, "maxConcurrent": 32, "kvCacheMib": 64}
+    role = {"maxModelLen": CONTEXT, "maxConcurrent": 32, "kvCacheMib": 64, **(sizes or {})}
     spec = {
         "model": {"uri": model.as_uri()},
         "storage": {"uri": store.as_uri()},
@@ -132,6 +136,8 @@ class RoleProcess:
     """spec.weights of the run."""
     channel: str = ""
     """Channel that it follows."""
+    sizes: Mapping[str, int] | None = None
+    """Of spec.roles.inference, where they are not those of the tiny policy."""
     store: Store = field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,7 +147,7 @@ class RoleProcess:
         self.store = open_store(place.as_uri())
         if self.shared is None:
             weights.claim_epoch(self.store, holder="test", parent=None, reason="start")
-        run = resolved_run(self.model, place, weights=self.weights)
+        run = resolved_run(self.model, place, weights=self.weights, sizes=self.sizes)
         (self.folder / "run.json").write_text(json.dumps(run))
 
     def start(self) -> None:
@@ -228,9 +234,8 @@ def make_model() -> Callable[..., Path]:
     return write_model
 
 
-@pytest.fixture
-def make_role() -> Iterator[Callable[..., RoleProcess]]:
-    """Any number of roles, started; they end with the test."""
+def start_roles() -> Iterator[Callable[..., RoleProcess]]:
+    """Any number of roles, started."""
     made: list[RoleProcess] = []
 
     def started(folder: Path, model: Path, **fields: Any) -> RoleProcess:
@@ -242,6 +247,12 @@ def make_role() -> Iterator[Callable[..., RoleProcess]]:
     yield started
     for process in made:
         process.kill()
+
+
+make_role = pytest.fixture(start_roles)
+"""They end with the test."""
+make_module_role = pytest.fixture(start_roles, scope="module")
+"""They end with the tests of a module."""
 
 
 @pytest.fixture(scope="module")
