@@ -21,6 +21,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from repos_bench.projects import PROJECTS, Project, prepare_project
 from rich.console import Console
@@ -74,7 +75,7 @@ def read_result(project: Project, out: Path, *, seconds: float, note: str) -> Pr
     """Figures of a folder of tasks, each of which is proved once more."""
     journal = out / NAME
     lines = [json.loads(line) for line in journal.read_text().splitlines()] if out.exists() else []
-    suite = next((line for line in lines if "stable_tests" in line), {})
+    suite: dict[str, Any] = next((line for line in lines if "stable_tests" in line), {})
     folders = [path.parent for path in out.glob("*/task.toml")]
     proofs = list[dict[str, object]]()
     if folders:

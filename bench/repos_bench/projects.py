@@ -159,9 +159,15 @@ def _take_sdist(project: Project, cache: Path, target: Path) -> None:
     (cache / "pypi" / f"{project.name}-{project.version}").rename(target)
     library = cache / "pypi" / "library"
     if not library.exists():
-        words = (_UV, "pip", "install", "--quiet", "--require-hashes")
-        where = ("--python", sys.executable, "-r", str(PINS / "python" / "tests.txt"), "--target")
-        _run((*words, *where, str(library)), PINS)
+        install = (_UV, "pip", "install", "--quiet", "--require-hashes")
+        library_of = (
+            "--python",
+            sys.executable,
+            "-r",
+            str(PINS / "python" / "tests.txt"),
+            "--target",
+        )
+        _run((*install, *library_of, str(library)), PINS)
     for name in project.modules:
         source, copied = library / name, target / ".deps" / name
         copied.parent.mkdir(exist_ok=True)

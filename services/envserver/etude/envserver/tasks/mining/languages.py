@@ -3,7 +3,7 @@
 import functools
 import importlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -37,7 +37,7 @@ class MinedLanguage:
     """Syntax of a language as mutations see it, and the usual way to run its tests."""
 
     name: str
-    manifests: Collection[str]
+    manifests: Sequence[str]
     """Files in a repository's root by which it is recognised."""
     module: str
     """Python module of the grammar."""

@@ -23,7 +23,8 @@ PER_FUNCTION = 2
 """Mutations of one function that are tried."""
 _MIN_TIMEOUT_S, _TIMES = 60.0, 10.0
 """A mutated suite may take so long, or so many times its usual time: some mutations never end."""
-_T, _R = TypeVar("_T"), TypeVar("_R")
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
