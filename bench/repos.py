@@ -2,8 +2,8 @@
 
 python bench/repos.py [--tasks N] [--only NAME …] [--out DIR]
 
-Takes projects of PyPI, npm, crates.io and Go's proxy, pinned by version and hash, commits each with
-the dependencies of its tests beside it, mines tasks with `etude tasks mine` in the process driver,
+Takes projects of PyPI, npm, crates.io and Go's proxy, pinned by version and hash, commits each,
+adds what its tests need, mines tasks with `etude tasks mine` in the process driver,
 and proves them once more with `etude tasks verify`. Goes on where an earlier call ended. Needs pip,
 Node with npm, Go, Rust's cargo for the vendored crates, and Debian's cargo for sandboxes, which see
 /usr alone.
@@ -103,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out" / "repos")
+    parser.add_argument("--out", type=Path, default=Path.home() / ".cache" / "etude" / "repos")
     options = parser.parse_args()
     table = Table("project", "driver", "tests", "suite s", "tasks", "solved", "noop", "MB a task")
     for name in ("tried", "seconds", "note"):

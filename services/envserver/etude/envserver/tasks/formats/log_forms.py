@@ -1,4 +1,4 @@
-"""Logs of test runners other than pytest: copied into tests/ beside the grader of a task.
+"""Logs of test runners other than pytest: copied into tests/ with the grader of a task.
 
 Each reader gives the status of each test by its name, in pytest's words. Standard library only.
 """

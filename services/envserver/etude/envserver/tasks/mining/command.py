@@ -100,7 +100,8 @@ async def _mine(
 def open_scratch(out: Path) -> Iterator[Path]:
     """Make an empty folder for tasks that are not proved, and remove it in the end.
 
-    It lies beside the tasks, so that a rename is enough; its name begins with a dot, as no task's.
+    It lies in the folder of the tasks, so that a rename is enough. Its name begins with a dot, as
+    no task's does.
     """
     scratch = out / ".unproved"
     shutil.rmtree(scratch, ignore_errors=True)

@@ -64,7 +64,7 @@ def open_journal(folder: Path, settings: Mapping[str, str]) -> Iterator[MiningJo
     """Open the journal of a folder, or begin one; the folder is locked until the block ends.
 
     Raises:
-        UserError: another process mines into the folder, the journal was begun with other
+        UserError: another process mines into the folder, the journal has other
             settings, or a line of it is damaged.
     """
     folder.mkdir(parents=True, exist_ok=True)

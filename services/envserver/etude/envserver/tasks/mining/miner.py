@@ -22,7 +22,7 @@ from etude.envserver.tasks.verify import TaskVerifier
 PER_FUNCTION = 2
 """Mutations of one function that are tried."""
 _MIN_TIMEOUT_S, _TIMES = 60.0, 10.0
-"""A mutated suite may take so long, or so many times its usual time: some mutations never end."""
+"""Time limit of a mutated suite, at least, and in its usual times: some mutations never end."""
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
@@ -215,7 +215,7 @@ class TaskMiner:
 async def run_in_order(
     items: Iterable[_T], work: Callable[[_T], Awaitable[_R]], num_jobs: int
 ) -> AsyncGenerator[_R, None]:
-    """Results of work on items in their order; so many are worked on at a time.
+    """Results of work on items in their order; `num_jobs` of them are worked on at a time.
 
     What is under way when the caller closes this is cancelled.
     """
