@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from typing_extensions import override
+
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
@@ -71,7 +73,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif has_body:
             self.wfile.write(data)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+    @override
+    def log_message(self, format: str, *args: object) -> None:
         """Print nothing."""
 
 

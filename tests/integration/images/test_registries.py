@@ -109,7 +109,7 @@ def test_a_mirror_is_asked_first_and_one_that_lacks_the_image_is_passed_over(
 ) -> None:
     image = PinnedImage(f"{registry.host}/acme/shop", registry.tags["v1"])
     with registries.serving(Registry(registry.layout, tags=registry.tags)) as mirror:
-        mirrors = {registry.host: (mirror.host,)}
+        mirrors: dict[str, tuple[str, ...]] = {registry.host: (mirror.host,)}
         assert pulled(image, tmp_path / "one", access(registry, mirror, mirrors=mirrors))
         assert mirror.asked
         assert not any("/blobs/" in path for path in registry.asked)

@@ -210,6 +210,7 @@ async def test_a_checkpoint_of_a_version_that_is_gone_is_refused(world: World) -
 
 async def test_another_checkpoint_at_that_place_is_refused(world: World) -> None:
     order = world.order()
+    assert order.checkpoint is not None
     other = order.checkpoint.model_copy(update={"manifest_digest": "0" * 64})
     with pytest.raises(CorruptError, match="has digest"):
         await run_evaluation(order.model_copy(update={"checkpoint": other}), world.settings)

@@ -74,6 +74,7 @@ class PolicyConversation(Protocol):
 
     def note_last_results(self, outcomes: Sequence[ToolOutcome]) -> None:
         """Take the results of calls after which the work ends: no turn of it reads them."""
+        return  # most policies keep no record of them
 
 
 @dataclass(slots=True)

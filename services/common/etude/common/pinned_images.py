@@ -4,6 +4,8 @@ import re
 from collections.abc import Collection
 from typing import NamedTuple
 
+from typing_extensions import override
+
 from etude.common.errors import Problem, UserError
 
 MAX_REFERENCE = 512
@@ -31,6 +33,7 @@ class PinnedImage(NamedTuple):
     digest: str
     """Of the manifest, or of the index that lists one for each platform: `sha256:…`."""
 
+    @override
     def __str__(self) -> str:
         return f"{self.source}@{self.digest}"
 

@@ -117,8 +117,8 @@ async def test_a_launch_waits_for_the_host_that_pulls_its_image_and_holds_up_no_
     assert told_other.HasField("lease")
     assert not pulling.done()
     nodes.is_pulled = True
-    (told,) = await pulling
-    assert told.lease.endpoint == "n4"
+    (outcome,) = await pulling
+    assert outcome.lease.endpoint == "n4"
 
 
 class PullingHosts(MemoryHostClient):

@@ -87,8 +87,11 @@ class Releases:
         return {k.name: EvalRun.parse_known_fields(m) for k, m in found if k.kind == "EvalRun"}
 
     def evaluation_of(self, checkpoint: str) -> EvalRun:
-        fitting = (e for e in self.evaluations().values())
-        return next(e for e in fitting if e.spec.checkpoint_ref.name == checkpoint)
+        return next(
+            each
+            for each in self.evaluations().values()
+            if each.spec.checkpoint_ref is not None and each.spec.checkpoint_ref.name == checkpoint
+        )
 
     async def end(self, evaluation: EvalRun, message: str = "", *, exit_code: int = 0) -> None:
         """The newest pod of an evaluation's Job ends."""
@@ -234,7 +237,8 @@ async def test_a_newer_checkpoint_replaces_a_waiting_one_but_not_one_under_way(
 ) -> None:
     second = await releases.save(2)
     third = await releases.save(3)
-    checkpoints = {e.spec.checkpoint_ref.name for e in releases.evaluations().values()}
+    references = [each.spec.checkpoint_ref for each in releases.evaluations().values()]
+    checkpoints = {each.name for each in references if each is not None}
     assert second not in checkpoints
     await releases.end(releases.evaluation_of("demo-s00000010-000000"), result(1))
     await releases.save(4)

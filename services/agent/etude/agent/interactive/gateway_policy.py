@@ -71,7 +71,8 @@ class GatewayPolicy(PolicyConversation):
     def last_text(self) -> str:
         """Text of the policy's last turn; empty before the first."""
         said = (each for each in reversed(self.messages) if each["role"] == "assistant")
-        return next(said, {}).get("content") or ""
+        newest = next(said, None)
+        return "" if newest is None else str(newest.get("content") or "")
 
     def add_instruction(self, text: str) -> None:
         """Append what the user says, in place of an instruction that has no answer."""

@@ -126,7 +126,7 @@ class Dispatcher:
     async def _requeue_later(self, turn: Turn) -> None:
         await asyncio.sleep(IMAGE_WAIT_S)
         self._requeue(turn)
-        self.on_capacity()
+        self.on_capacity(None)
 
     def _requeue(self, turn: Turn) -> None:
         if self.streams.has_reader(turn.batch):

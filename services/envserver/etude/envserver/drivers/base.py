@@ -333,6 +333,7 @@ class Driver(Protocol):
 
     async def remove_image(self, name: str, image: BuiltImage) -> None:
         """Forget a template made by `add_image`, of which there is no sandbox."""
+        return  # a driver without images has none
 
     def has_services(self, template: str) -> bool:
         """Tell whether its sandboxes run services that no agent started."""
