@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
 
 def access(
-    *hosts: Registry, mirrors: dict[str, tuple[str, ...]] | None = None, auth: Path | None = None
+    *hosts: Registry, mirrors: Mapping[str, tuple[str, ...]] | None = None, auth: Path | None = None
 ) -> RegistryAccess:
     insecure = frozenset(each.host for each in hosts)
     return RegistryAccess(credentials=auth, mirrors=mirrors or {}, insecure=insecure)
