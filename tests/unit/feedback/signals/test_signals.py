@@ -181,6 +181,22 @@ def test_a_followup_counts_once_a_turn_and_only_soon() -> None:
     assert measure("dissatisfied_followup", history)[:2] == (1, 3)
 
 
+@pytest.mark.parametrize("num_calls", [0, 1, 7])
+def test_a_complaint_weighs_the_same_however_long_the_policy_worked(num_calls: int) -> None:
+    complaint = event("followup", turn=num_calls, text="no, wrong", afterS=5)
+    work = rollout([], turns=num_calls, num_calls=1).turns
+    for is_cut in (False, True):
+        history = rollout([complaint], num_calls=int(is_cut))
+        history.turns[:0] = work
+        assert measure("dissatisfied_followup", history)[:2] == (1, 1)
+
+
+def test_an_interrupted_turn_that_users_complain_about_counts_as_answered() -> None:
+    complaints = [event("followup", turn=n, text="no, wrong", afterS=5) for n in (0, 2)]
+    history = rollout(complaints, turns=3, num_calls=1)
+    assert measure("dissatisfied_followup", history)[:2] == (2, 2)
+
+
 def test_events_beyond_the_turns_that_were_served_do_not_count() -> None:
     complaints = [event("followup", turn=n, text="no, wrong", afterS=5) for n in range(9)]
     assert measure("dissatisfied_followup", rollout(complaints, turns=2))[:2] == (2, 2)

@@ -33,9 +33,12 @@ _DISSATISFIED = re.compile(
 
 
 def measure(history: RolloutHistory, context: SignalContext) -> SignalValue:
-    """Number of such turns, and the number of turns. Delay: half an hour, or the horizon.
+    """Number of such turns, and of the turns that users could answer. Delay: half an hour, or less.
 
-    The first message after each turn counts, if it comes within that time.
+    Users answer a turn that ends with words, and the newest one; after any other one a tool's
+    result follows. Over all turns, a complaint would weigh less the longer the work took, and the
+    policy that never ends would please most. The first message after each turn counts, if it comes
+    within that time.
     """
     within_s = min(FOLLOWUP_S, context.horizon_s)
     first: dict[int, FollowupPayload] = {}
@@ -44,8 +47,11 @@ def measure(history: RolloutHistory, context: SignalContext) -> SignalValue:
     found = sum(
         message.after_s <= within_s and is_dissatisfied(message.text) for message in first.values()
     )
-    turns = len(history.main_turns)
-    return SignalValue(min(found, turns), turns, context.state(history, delay_s=within_s))
+    turns = history.main_turns
+    answered = sum(not turn.num_calls for turn in turns[:-1]) + len(turns[-1:])
+    found = min(found, len(turns))
+    state = context.state(history, delay_s=within_s)
+    return SignalValue(found, max(found, answered), state)
 
 
 def is_dissatisfied(text: str) -> bool:
@@ -56,4 +62,4 @@ def is_dissatisfied(text: str) -> bool:
     return _DISSATISFIED.search(text) is not None
 
 
-SIGNAL = Signal("dissatisfied_followup", version=1, weight=-1.0, measure=measure)
+SIGNAL = Signal("dissatisfied_followup", version=2, weight=-1.0, measure=measure)
