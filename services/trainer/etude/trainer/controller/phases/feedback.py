@@ -32,8 +32,8 @@ from etude.trainer.controller.run import Run
 from etude.trainer.learner.batches import PolicyBatch
 from etude.v1 import journal_pb2, rollout_pb2
 
-POLL_S = 5.0
-"""Windows are closed hours apart."""
+POLL_S = 1.0
+"""One listing: little beside a learner that waits, and users who wait for what it learns."""
 SAVE_AGAIN_S = 60.0
 """Pause after a checkpoint of a window that could not be stored."""
 
