@@ -19,7 +19,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import AsyncGeneratorType, CodeType, CoroutineType, GeneratorType, ModuleType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+else:
+    Loader = object
 
 PASSED, FAILED, INTERRUPTED, NO_TESTS = 0, 1, 2, 5
 """Exit codes, equal to pytest's."""
@@ -137,10 +142,10 @@ def _passes(test: _Test) -> bool:
     return not isinstance(result, GeneratorType | AsyncGeneratorType)
 
 
-class _Importer:
+class _Importer(Loader):
     """Imports modules out of the files while the block lasts, as pytest's "prepend" mode would.
 
-    A finder and a loader without their base classes: `importlib.abc` and `inspect` take more than
+    A loader without its base class where it runs: `importlib.abc` and `inspect` take more than
     half of the start of this program, which runs after every edit.
     """
 
@@ -223,9 +228,8 @@ class _Importer:
             spec.submodule_search_locations = [folder]
         return spec
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
         """Leave it to the import system."""
-        del spec
 
     def exec_module(self, module: ModuleType) -> None:
         self._loaded.append(module.__name__)
