@@ -3,7 +3,12 @@
 import pytest
 
 from etude.common.feedback.windows import RolloutCounts, WindowManifest, WindowRollout
-from etude.demo.realtime.second_act import HackRates, judge_hacks, measure_hacks
+from etude.demo.realtime.second_act import (
+    HackRates,
+    has_unlearned,
+    judge_hacks,
+    measure_hacks,
+)
 
 
 def close_window(*counts: RolloutCounts, number: int = 1) -> WindowManifest:
@@ -64,3 +69,19 @@ def test_promises_are_held_only_if_both_hacks_win_and_lose_and_the_route_was_fro
     assert rates[0] == pytest.approx(measure_hacks(QUIET))
     assert rates[1:] == [measure_hacks(naive), measure_hacks(repaired)]
     assert sum(not each.is_held for each in checks) == missed
+
+
+@pytest.mark.parametrize(
+    ("later", "is_over"),
+    [
+        ([HACKED], False),
+        ([HACKED, QUIET], False),
+        ([HACKED, QUIET, QUIET], True),
+        ([HACKED, QUIET, HACKED], False),
+        ([HACKED, QUIET, close_window(*[WORK] * 8, *[ASK] * 6)], False),
+    ],
+)
+def test_the_repair_ends_after_two_quiet_windows_in_a_row(
+    later: list[WindowManifest], *, is_over: bool
+) -> None:
+    assert has_unlearned(later) is is_over

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from etude.common.errors import UserError
-from etude.demo.realtime.candidates import Candidates, prepare_candidates
+from etude.demo.realtime.candidates import prepare_candidates
 from etude.demo.realtime.figures import Say
 from etude.demo.realtime.first_act import FirstAct, play_first_act
 from etude.demo.realtime.page import write_page
@@ -17,7 +17,12 @@ from etude.demo.realtime.release_stage import open_release_stage
 from etude.demo.realtime.second_act import SecondAct, play_second_act, settle_second_act
 from etude.demo.realtime.stage import StageSettings, open_stage
 from etude.demo.realtime.summary import PlayedActs
-from etude.demo.realtime.third_act import ThirdAct, play_third_act
+from etude.demo.realtime.third_act import (
+    Evaluating,
+    ThirdAct,
+    play_third_act,
+    start_evaluations,
+)
 from etude.demo.realtime.warm_up import WarmPolicy, prepare_policy
 from etude.envserver import exit_codes
 
@@ -32,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m etude.demo.realtime", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="everything follows from it")
     parser.add_argument("--users", type=int, default=400, help="of the population")
-    parser.add_argument("--windows", type=int, default=4, help="to train")
+    parser.add_argument("--rounds", type=int, default=3, help="of visits that train, in Act 1")
     parser.add_argument("--horizon-s", type=int, default=5, help="age at which edits count")
     parser.add_argument(
         "--act", type=int, choices=ACTS, action="append", help="to play; all unless given"
@@ -61,8 +66,10 @@ def _play(given: argparse.Namespace) -> int:
 
     async def play() -> PlayedActs:
         first = await _play_first(given, folder, policy, say) if 1 in wanted else None
+        # Windows of Act 2 wait for users and horizons, and evaluations need nothing of it.
+        evaluating = start_evaluations(candidates) if candidates else None
         second = await _play_second(given, folder, policy, say) if 2 in wanted else None
-        third = await _play_third(given, folder, policy, candidates, say) if candidates else None
+        third = await _play_third(given, folder, policy, evaluating, say) if evaluating else None
         return PlayedActs(first=first, second=second, third=third)
 
     acts = asyncio.run(play())
@@ -97,10 +104,11 @@ async def _play_second(
 
 
 async def _play_third(
-    given: argparse.Namespace, folder: Path, policy: WarmPolicy, candidates: Candidates, say: Say
+    given: argparse.Namespace, folder: Path, policy: WarmPolicy, evaluating: Evaluating, say: Say
 ) -> ThirdAct:
-    async with open_release_stage(_settle(given, folder / "act-3"), policy, candidates) as stage:
-        return await play_third_act(stage, policy, say)
+    settings = _settle(given, folder / "act-3")
+    async with open_release_stage(settings, policy, evaluating.candidates) as stage:
+        return await play_third_act(stage, policy, evaluating, say)
 
 
 def _settle(given: argparse.Namespace, folder: Path) -> StageSettings:
@@ -110,7 +118,7 @@ def _settle(given: argparse.Namespace, folder: Path) -> StageSettings:
         folder=folder.resolve(),
         seed=given.seed,
         num_users=given.users,
-        num_windows=given.windows,
+        num_rounds=given.rounds,
         horizon_s=given.horizon_s,
     )
 

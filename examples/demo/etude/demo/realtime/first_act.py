@@ -12,12 +12,16 @@ import httpx2
 from etude.common.feedback import windows
 from etude.common.turn_log import read_turns
 from etude.common.weights import VersionId
+from etude.common.weights.protocol.chain import newest_version
 from etude.demo.realtime import figures
 from etude.demo.realtime.figures import PromiseCheck, RatioChange, RoundTruth
 from etude.demo.realtime.stage import Stage
 from etude.feedback.simulate.population import Visit
 
 FEWEST_WINDOWS = 3
+MEASURED_TASKS = 2
+"""Of each user in the first and the last round, which are compared. The warmed-up policy edits in
+one conversation of four: with one task of each user, a hundred edits would stand for it."""
 _PAGE = 1_000
 _ACCOUNT_S = 60.0
 """In which the service must have read every served turn."""
@@ -52,6 +56,8 @@ class _Progress:
     cycles_s: list[float] = field(default_factory=list)
     versions: list[VersionId] = field(default_factory=list)
     """That were served, in order."""
+    num_windows: int = 0
+    """That the newest of them was trained on."""
     roll_back_s: float = 0.0
 
 
@@ -63,24 +69,39 @@ async def play_first_act(stage: Stage, say: figures.Say) -> FirstAct:
         TimeoutError: the feedback service took no events.
     """
     progress = _Progress(versions=[stage.served])
-    for number in range(1, stage.settings.num_windows + 1):
+    for number in range(1, stage.settings.num_rounds + 1):
         started_s = time.monotonic()
-        visits = await stage.population.visit()
+        visits = await stage.population.visit(num_tasks=MEASURED_TASKS if number == 1 else 1)
         progress.rounds.append(visits)
         say(f"round {number}: {describe_round(visits)}")
-        version = await stage.run.await_version(besides=stage.served)
-        await stage.promote(version, f"trained on window {number}")
+        progress.num_windows, version = await _await_trained(stage, progress.num_windows)
+        await stage.promote(version, f"trained on {progress.num_windows} windows")
         await stage.await_served()
         progress.versions.append(version)
         progress.cycles_s.append(time.monotonic() - started_s)
         say(f"version {version} is served after {progress.cycles_s[-1]:.0f} s")
-    visits = await stage.population.visit()
+    visits = await stage.population.visit(num_tasks=MEASURED_TASKS)
     progress.rounds.append(visits)
     say(f"round {len(progress.rounds)}: {describe_round(visits)}")
     progress.roll_back_s = await _time_roll_back(stage, progress.versions[-2])
     say(f"version {stage.served} is served {progress.roll_back_s:.1f} s after a roll-back")
     await stage.load.stop()
     return await _measure(stage, progress)
+
+
+async def _await_trained(stage: Stage, before: int) -> tuple[int, VersionId]:
+    """Wait until the windows of a round are trained: their number in all, and the newest version.
+
+    A round has filled its windows before its last users are done, and each leads to one version.
+    """
+
+    def find() -> tuple[int, VersionId] | None:
+        last = max(windows.list_windows(stage.run.store), default=0)
+        newest = newest_version(stage.run.store)
+        is_trained = newest is not None and newest.number >= last > before
+        return (last, newest) if newest is not None and is_trained else None
+
+    return await stage.run.await_value("trained window", find)
 
 
 async def _time_roll_back(stage: Stage, to: VersionId) -> float:
@@ -96,7 +117,7 @@ def describe_round(visits: Sequence[Visit]) -> str:
     truth = measure_round(visits)
     ends = Counter(visit.conversation.ending.value for visit in visits)
     return (
-        f"{len(visits)} users, persistence {truth.persistence:.3f},"
+        f"{len(visits)} visits, persistence {truth.persistence:.3f},"
         f" complaints {truth.complaints:.3f}, {dict(ends)}"
     )
 
@@ -121,8 +142,8 @@ async def _measure(stage: Stage, progress: _Progress) -> FirstAct:
     num_retried = await asyncio.to_thread(stage.processes.count_requests) - num_requests
     num_failed = stage.population.num_failed + stage.load.num_failed
     num_lost, num_twice = stored - len(set(ids)), len(ids) - len(set(ids))
-    # The window of the last round may be trained by now, and led to no version that was served.
-    num_windows = len(progress.cycles_s)
+    # Windows of the last round may be trained by now, and led to no version that was served.
+    num_windows = progress.num_windows
     checks = [
         PromiseCheck("P1", f"{num_failed} of {num_requests} requests failed", not num_failed),
         PromiseCheck("P1", f"{num_retried} requests retried", not num_retried),

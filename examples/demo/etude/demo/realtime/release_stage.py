@@ -14,7 +14,7 @@ from etude.common.blobs import Store, open_store
 from etude.common.errors import Problem, UserError
 from etude.common.release.channels import CANARY, STABLE
 from etude.demo.realtime import serving
-from etude.demo.realtime.candidates import MARGIN, SERVED, Candidates
+from etude.demo.realtime.candidates import MARGIN, Candidates
 from etude.demo.realtime.serving import RouteProcesses
 from etude.demo.realtime.stage import (
     StageSettings,
@@ -69,18 +69,6 @@ class ReleaseStage:
     """Version of the stable channel."""
     num_probes: int = 0
     num_failed_probes: int = 0
-
-    async def evaluate(self, checkpoint: str, name: str) -> Evaluated:
-        """Evaluate a candidate against the version in use.
-
-        Raises:
-            UserError: the evaluation failed.
-        """
-        # An EvalRun has one result: those of earlier demos stay beside it.
-        unique = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        return await asyncio.to_thread(
-            self.candidates.evaluate, checkpoint, unique, baseline=SERVED
-        )
 
     async def propose(self, evaluated: Evaluated) -> DecisionText:
         """Propose an evaluated candidate.

@@ -19,8 +19,8 @@ from etude.operator.local.ports import LOOPBACK, PortRegistry
 
 MODEL = "realtime"
 """Name by which clients ask for the policy."""
-MANUAL: Mapping[str, object] = {"policy": "Manual"}
-"""Rules of releases: the demo promotes."""
+MANUAL: Mapping[str, object] = {"policy": "Manual", "intervalSeconds": 1}
+"""Rules of releases: the demo promotes, and a freeze is seen at once."""
 TENANT, TERMS = "acme", "2026-11"
 START_S = 300.0
 """An engine imports for half a minute on idle cores."""
@@ -92,7 +92,7 @@ class RouteProcesses:
         Args:
             channel: its name.
             run: name, uid and spec, as the operator mounts them.
-            serves_later: return before it is ready, as the channel serves nothing yet.
+            serves_later: return before it is ready: the channel serves nothing yet.
 
         Raises:
             UserError: it did not become ready in time.
@@ -207,6 +207,14 @@ class RouteProcesses:
             await asyncio.wait_for(process.wait(), STOP_S)
         except TimeoutError:
             process.kill()
+
+    async def await_engine(self, channel: str) -> None:
+        """Wait until an engine that was started to serve later is ready.
+
+        Raises:
+            UserError: it did not become ready in time.
+        """
+        await self._await_ready(f"engine-{channel}")
 
     async def _start(self, name: str, module: str, settings: Mapping[str, str]) -> None:
         """Start a process, and wait until it answers.

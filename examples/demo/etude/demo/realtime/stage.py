@@ -28,8 +28,9 @@ REFUSING = 0.05
 """Share of users who did not agree to the terms."""
 _CLIENT = "client-0"
 """Streams without a pause; did not agree either, so that its turns are in no window."""
-_WINDOW_SHARE = 0.85
-"""Of the rollouts of a round, for a window to close; some users fail, leave or refuse."""
+_WINDOW_SHARE = 0.7
+"""Rollouts of a window, for each user. Some fail, leave or refuse; the rest of a round is left out:
+windows close by their size alone, and are the same however fast a machine is."""
 _TIMEOUT_S = 120.0
 
 
@@ -41,13 +42,14 @@ class StageSettings:
     """Of everything that is written."""
     seed: int = 0
     num_users: int = 400
-    num_windows: int = 4
+    num_rounds: int = 3
+    """Of visits whose windows train."""
     horizon_s: int = 5
     """Age at which an edit's persistence counts; a product has an hour or a day."""
     forgives: bool = False
     """All users dislike edits without tests, and forgive questions and broken calls."""
-    learning_rate: str = ""
-    """Of the run; the manifest's unless given."""
+    training: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the run's phase that differ from the manifest's, by path."""
     windows: Mapping[str, str] = field(default_factory=dict)
     """Settings of the feedback service that differ from those of Act 1."""
 
@@ -195,11 +197,7 @@ async def open_stage(settings: StageSettings, policy: WarmPolicy) -> AsyncIterat
             f"spec.model.uri={policy.uri}",
             f"spec.model.seed={settings.seed}",
             f"spec.phases.0.feedback.uri={(folder / 'run').resolve().as_uri()}",
-            *(
-                [f"spec.phases.0.optimizer.learningRate={settings.learning_rate}"]
-                if settings.learning_rate
-                else []
-            ),
+            *(f"spec.phases.0.{path}={value}" for path, value in settings.training.items()),
         ],
     )
     processes = RouteProcesses(folder, run.uri)
@@ -222,6 +220,9 @@ async def _start_stage(
 ) -> Stage:
     visitors = bring_visitors(settings, policy, processes, clients)
     description = await run.await_run()
+    # All parts import at the same time: the learner's version comes last.
+    engine = await processes.start_engine(STABLE, describe_engine(description), serves_later=True)
+    await processes.start_feedback(_window_settings(settings))
     stage = Stage(
         settings=settings,
         run=run,
@@ -235,10 +236,9 @@ async def _start_stage(
         releases=ReleaseClient(processes.release_address, visitors.keys.backend),
         served=await run.await_version(),
     )
-    await processes.start_feedback(_window_settings(settings))
     await stage.promote(stage.served, "the warmed-up policy")
-    engine = await processes.start_engine(STABLE, describe_engine(description))
     await processes.start_gateway(policy.uri, {STABLE: [engine]})
+    await processes.await_engine(STABLE)
     return stage
 
 
@@ -264,8 +264,8 @@ def _window_settings(settings: StageSettings) -> Mapping[str, str]:
     most = round(_WINDOW_SHARE * settings.num_users)
     return {
         "ETUDE_FEEDBACK_WINDOW_ROLLOUTS": str(most),
-        "ETUDE_FEEDBACK_WINDOW_MIN_ROLLOUTS": str(most // 2),
-        "ETUDE_FEEDBACK_WINDOW_AGE_S": "20",
+        "ETUDE_FEEDBACK_WINDOW_MIN_ROLLOUTS": str(most),
+        "ETUDE_FEEDBACK_WINDOW_AGE_S": "600",
         "ETUDE_FEEDBACK_HORIZON_S": str(settings.horizon_s),
         **settings.windows,
     }

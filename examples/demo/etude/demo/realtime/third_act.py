@@ -4,14 +4,16 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from blake3 import blake3
 
-from etude.cli.releases.client import DecisionText
+from etude.cli.releases.client import DecisionText, Evaluated
 from etude.common.blobs import Store
 from etude.common.experiments.assignment import MAX_SHARE, Arm, assign_arm
 from etude.common.release.channels import CANARY, newest_record
 from etude.demo.realtime import figures, serving
+from etude.demo.realtime.candidates import SERVED, Candidates
 from etude.demo.realtime.figures import ArmTruth, PromiseCheck, Say
 from etude.demo.realtime.release_stage import ReleaseStage, serve_route
 from etude.demo.realtime.warm_up import WarmPolicy
@@ -22,6 +24,31 @@ MOST_ROUNDS = 3
 """Of visits, in which the canary must end."""
 NUM_PROBES = 3
 """Users with the candidate who are asked which version serves them."""
+
+
+class Evaluating(NamedTuple):
+    """Evaluations of the two candidates against the version in use, one after the other."""
+
+    candidates: Candidates
+    damaged: "asyncio.Task[Evaluated]"
+    asking: "asyncio.Task[Evaluated]"
+
+
+def start_evaluations(candidates: Candidates) -> Evaluating:
+    """Start to evaluate both candidates; a failed evaluation is raised to whoever awaits it."""
+    one_at_a_time = asyncio.Lock()  # the runtime holds the folder
+
+    async def evaluate(checkpoint: str, name: str) -> Evaluated:
+        # An EvalRun has one result: those of earlier demos stay beside it.
+        unique = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        async with one_at_a_time:
+            return await asyncio.to_thread(candidates.evaluate, checkpoint, unique, baseline=SERVED)
+
+    return Evaluating(
+        candidates=candidates,
+        damaged=asyncio.create_task(evaluate(candidates.damaged, "damaged")),
+        asking=asyncio.create_task(evaluate(candidates.asking, "asking")),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +76,18 @@ class CanaryEnd:
     visits: Sequence[Visit]
 
 
-async def play_third_act(stage: ReleaseStage, policy: WarmPolicy, say: Say) -> ThirdAct:
+async def play_third_act(
+    stage: ReleaseStage, policy: WarmPolicy, evaluating: Evaluating, say: Say
+) -> ThirdAct:
     """Propose a damaged candidate, and then one that asks endlessly.
 
     Raises:
         UserError: a part does not start, or an evaluation failed.
     """
-    damaged = await stage.evaluate(stage.candidates.damaged, "damaged")
-    refusal = await stage.propose(damaged)
+    refusal = await stage.propose(await evaluating.damaged)
     say(f"gate: {refusal.sentence}")
     is_tried = newest_record(stage.store, CANARY) is not None
-    asking = await stage.evaluate(stage.candidates.asking, "asking")
+    asking = await evaluating.asking
     async with serve_route(stage, policy):
         say(f"version {stage.served} is served at {stage.processes.gateway_url}/v1")
         start = await stage.propose(asking)

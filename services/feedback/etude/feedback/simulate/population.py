@@ -47,16 +47,17 @@ class Population:
     """Conversations at the same time."""
     num_requests: int = 0
     num_failed: int = 0
-    num_visits: int = 0
-    """Conversations that were started."""
+    num_given: int = 0
+    """Tasks that were given out."""
     gone: set[str] = field(default_factory=set)
     """Users who never come back."""
 
-    async def visit(self, *, only: frozenset[str] | None = None) -> list[Visit]:
-        """Let every user who still comes work on one task; returns when all events are stored.
+    async def visit(self, *, only: frozenset[str] | None = None, num_tasks: int = 1) -> list[Visit]:
+        """Let every user who still comes work; returns when all events are stored.
 
         Args:
             only: users to come; all who are not gone unless given.
+            num_tasks: of each user, one after the other; a user who leaves does no more.
 
         Raises:
             TimeoutError: the feedback service did not take the events of a user.
@@ -67,17 +68,31 @@ class Population:
             for user in self.users
             if user.name not in self.gone and (only is None or user.name in only)
         ]
-        first = self.num_visits
-        self.num_visits += len(coming)
+        first = self.num_given
+        self.num_given += len(coming) * num_tasks
         try:
             async with asyncio.TaskGroup() as group:
                 visits = [
-                    group.create_task(self._visit(user, first + index, busy), name=user.name)
+                    group.create_task(
+                        self._work(user, range(first + index, self.num_given, len(coming)), busy),
+                        name=user.name,
+                    )
                     for index, user in enumerate(coming)
                 ]
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from failed
-        return [visit.result() for visit in visits]
+        return [visit for work in visits for visit in work.result()]
+
+    async def _work(
+        self, user: SimulatedUser, numbers: Sequence[int], busy: asyncio.Semaphore
+    ) -> list[Visit]:
+        """Visits of one user, by the numbers of their tasks."""
+        visits: list[Visit] = []
+        for number in numbers:
+            if user.name in self.gone:
+                break
+            visits.append(await self._visit(user, number, busy))
+        return visits
 
     async def _visit(self, user: SimulatedUser, number: int, busy: asyncio.Semaphore) -> Visit:
         random = user.random(f"visit-{number}")
