@@ -20,13 +20,14 @@ from etude.demo.realtime.figures import PromiseCheck, Say
 from etude.demo.realtime.stage import Stage, StageSettings
 from etude.feedback.signals.registry import SIGNALS
 
-WINDOW = 96
-"""Users of a round, and rollouts of its window."""
+VISITORS, WINDOW = 96, 80
+"""Users of a round, and rollouts of its window: it closes by size alone, though some users left."""
 QUIET_WINDOWS = 3
 """Of the warmed-up policy; monitors compare with them."""
 MOST_UNTIL_FREEZE = 6
-NAIVE_WINDOWS = 2
-"""Trained after the freeze, though monitors warn."""
+NAIVE_WINDOWS = 1
+"""Trained after the freeze, though monitors warn. After more, hacks are all that a policy does, and
+no rollout is left that a repaired reward could prefer."""
 REPAIR_WINDOWS, MOST_REPAIR_WINDOWS = 2, 5
 """Windows in a row in which both hacks must have lost for the act to end, and the most windows."""
 NAIVE = ",".join(f"{signal.name}=0" for signal in SIGNALS if signal.name != "dissatisfied_followup")
@@ -42,14 +43,13 @@ def settle_second_act(folder: Path, seed: int) -> StageSettings:
     return StageSettings(
         folder=folder.resolve(),
         seed=seed,
-        num_users=10 * WINDOW,
+        num_users=10 * VISITORS,
         horizon_s=2,
         forgives=True,
         training={"optimizer.learningRate": "1e-3", "feedback.stepsPerWindow": "4"},
         windows={
             "ETUDE_FEEDBACK_WINDOW_ROLLOUTS": str(WINDOW),
-            "ETUDE_FEEDBACK_WINDOW_MIN_ROLLOUTS": str(WINDOW // 2),
-            "ETUDE_FEEDBACK_WINDOW_AGE_S": "15",
+            "ETUDE_FEEDBACK_WINDOW_MIN_ROLLOUTS": str(WINDOW),
             _SIGNALS: NAIVE,
         },
     )
@@ -200,11 +200,11 @@ class _Rounds:
         """Let users come, and wait for the window of their rollouts."""
         stage, store = self.stage, self.stage.run.store
         names = [user.name for user in stage.population.users if user.name not in stage.refusing]
-        start = self.num_rounds * WINDOW
+        start = self.num_rounds * VISITORS
         self.num_rounds += 1
         last = max(windows.list_windows(store), default=0)
         await stage.population.visit(
-            only=frozenset(names[(start + place) % len(names)] for place in range(WINDOW))
+            only=frozenset(names[(start + place) % len(names)] for place in range(VISITORS))
         )
         number = await stage.run.await_value(
             "window", lambda: next(windows.list_windows(store, after=last), None)
