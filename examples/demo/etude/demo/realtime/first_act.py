@@ -15,7 +15,7 @@ from etude.common.weights import VersionId
 from etude.common.weights.protocol.chain import newest_version
 from etude.demo.realtime import figures
 from etude.demo.realtime.figures import PromiseCheck, RatioChange, RoundTruth
-from etude.demo.realtime.stage import Stage
+from etude.demo.realtime.stage import Stage, size_window
 from etude.feedback.simulate.population import Visit
 
 FEWEST_WINDOWS = 3
@@ -74,7 +74,8 @@ async def play_first_act(stage: Stage, say: figures.Say) -> FirstAct:
         visits = await stage.population.visit(num_tasks=MEASURED_TASKS if number == 1 else 1)
         progress.rounds.append(visits)
         say(f"round {number}: {describe_round(visits)}")
-        progress.num_windows, version = await _await_trained(stage, progress.num_windows)
+        progress.num_windows += count_windows(stage, visits)
+        version = await _await_trained(stage, progress.num_windows)
         await stage.promote(version, f"trained on {progress.num_windows} windows")
         await stage.await_served()
         progress.versions.append(version)
@@ -89,19 +90,22 @@ async def play_first_act(stage: Stage, say: figures.Say) -> FirstAct:
     return await _measure(stage, progress)
 
 
-async def _await_trained(stage: Stage, before: int) -> tuple[int, VersionId]:
-    """Wait until the windows of a round are trained: their number in all, and the newest version.
+def count_windows(stage: Stage, visits: Sequence[Visit]) -> int:
+    """Count the windows that a round fills: what is left over fills none with the next version."""
+    agreed = sum(
+        visit.user not in stage.refusing and bool(visit.conversation.rollout) for visit in visits
+    )
+    return agreed // size_window(stage.settings)
 
-    A round has filled its windows before its last users are done, and each leads to one version.
-    """
 
-    def find() -> tuple[int, VersionId] | None:
-        last = max(windows.list_windows(stage.run.store), default=0)
+async def _await_trained(stage: Stage, num_windows: int) -> VersionId:
+    """Wait for the version of the last of some windows, each of which leads to one."""
+
+    def find() -> VersionId | None:
         newest = newest_version(stage.run.store)
-        is_trained = newest is not None and newest.number >= last > before
-        return (last, newest) if newest is not None and is_trained else None
+        return newest if newest is not None and newest.number >= num_windows else None
 
-    return await stage.run.await_value("trained window", find)
+    return await stage.run.await_value(f"version of window {num_windows}", find)
 
 
 async def _time_roll_back(stage: Stage, to: VersionId) -> float:

@@ -260,8 +260,13 @@ def describe_engine(description: Mapping[str, Any]) -> Mapping[str, object]:
     return {**description, "spec": {**spec, "roles": {**spec["roles"], "inference": engine}}}
 
 
+def size_window(settings: StageSettings) -> int:
+    """Rollouts of a window of Act 1."""
+    return round(_WINDOW_SHARE * settings.num_users)
+
+
 def _window_settings(settings: StageSettings) -> Mapping[str, str]:
-    most = round(_WINDOW_SHARE * settings.num_users)
+    most = size_window(settings)
     return {
         "ETUDE_FEEDBACK_WINDOW_ROLLOUTS": str(most),
         "ETUDE_FEEDBACK_WINDOW_MIN_ROLLOUTS": str(most),
