@@ -1,9 +1,8 @@
 """Act 2: a naive reward teaches two hacks, monitors freeze the route, and our reward unlearns them.
 
 Users forgive questions and broken calls, and complain about work. A reward that counts complaints
-alone is then best for a policy that does nothing. The monitors freeze the route; its operator lets
-it train on all the same, which shows what the freeze saved users from; the default weights of the
-signals then bring the work back.
+alone is then best for a policy that does nothing. The monitors freeze the route; with the default
+weights of the signals it is unfrozen, and the work comes back.
 """
 
 import asyncio
@@ -25,9 +24,6 @@ VISITORS, WINDOW = 96, 80
 QUIET_WINDOWS = 3
 """Of the warmed-up policy; monitors compare with them."""
 MOST_UNTIL_FREEZE = 6
-NAIVE_WINDOWS = 1
-"""Trained after the freeze, though monitors warn. After more, hacks are all that a policy does, and
-no rollout is left that a repaired reward could prefer."""
 REPAIR_WINDOWS, MOST_REPAIR_WINDOWS = 2, 5
 """Windows in a row in which both hacks must have lost for the act to end, and the most windows."""
 NAIVE = ",".join(f"{signal.name}=0" for signal in SIGNALS if signal.name != "dissatisfied_followup")
@@ -98,7 +94,7 @@ def measure_hacks(manifest: WindowManifest) -> HackRates:
 
 
 async def play_second_act(stage: Stage, say: Say) -> SecondAct:
-    """Train on a naive reward until the route is frozen, beyond it, and on the repaired reward.
+    """Train on a naive reward until the route is frozen, and then on the repaired one.
 
     Args:
         stage: whose users forgive, and whose windows have the naive reward.
@@ -114,13 +110,10 @@ async def play_second_act(stage: Stage, say: Say) -> SecondAct:
     # The third window is of a version two releases behind by then, and is not trained.
     await stage.run.await_value("second version", lambda: _has_version(store, QUIET_WINDOWS - 1))
     naive, frozen = await _train_until_freeze(rounds)
-    if frozen:
-        await stage.restart_feedback({_SIGNALS: NAIVE, _MONITORS: WARN})
-        await stage.releases.unfreeze("its operator wants to see more", "unfreeze")
-        say("the operator lets the naive reward go on: monitors warn, and no more")
-        naive += [await rounds.train_window() for _ in range(NAIVE_WINDOWS)]
     await stage.restart_feedback({_SIGNALS: "", _MONITORS: WARN})
-    say("the reward is repaired: the default weights of all signals")
+    if frozen:
+        await stage.releases.unfreeze("its reward is repaired", "unfreeze")
+    say("the reward is repaired: the default weights of all signals; monitors warn, and no more")
     repaired = await _train_until_repaired(rounds, naive)
     await stage.load.stop()
     num_seen = await asyncio.to_thread(stage.processes.count_requests)
