@@ -24,7 +24,6 @@ from etude.agent.tool_calls import render_call
 
 ROOT = Path(__file__).parents[3]
 ENTRY = (sys.executable, "-c", "from etude.cli.main import main; main()")
-SLOTS = 4
 LIMIT_S = 90.0
 ADD = {"path": "core.py", "old_string": "a - b", "new_string": "a + b"}
 NAME = {"path": "core.py", "old_string": "def add", "new_string": "def plus"}
@@ -93,7 +92,7 @@ class Place:
         return [(each["type"].split(".")[-2], each["data"]["payload"]) for each in read]
 
     def num_leases(self) -> int:
-        return len([*self.folder.glob("scratch/*/leases/*/state.json")])
+        return len([*self.folder.glob("scratch/leases/*/state.json")])
 
 
 @pytest.fixture
@@ -179,7 +178,7 @@ async def test_work_in_a_pool_comes_back_as_patches_that_the_user_decides_on(pla
     assert place.num_leases() == 0
 
 
-async def test_ctrl_c_gives_the_environment_back_and_a_full_or_absent_pool_is_named(
+async def test_ctrl_c_gives_the_environment_back_and_an_absent_pool_is_named(
     place: Place,
 ) -> None:
     process = await asyncio.create_subprocess_exec(
@@ -204,13 +203,9 @@ async def test_ctrl_c_gives_the_environment_back_and_a_full_or_absent_pool_is_na
             await asyncio.sleep(0.1)
     assert place.events()[-1] == ("task_closed", {"outcome": "Abandoned"})
 
-    for _ in range(SLOTS):
-        done = await place.etude("env", "create", place.broker, "--template", "python")
-        assert done.returncode == 0, done.stderr
     for words, code, text in (
-        (place.work("Look.", "--wait", "1"), 4, "broker 127.0.0.1"),
         (place.work("Look.", pool="127.0.0.1:1"), 6, "check that it runs"),
-        (place.work("Look.", pool="no-run"), 6, "not running"),
+        (place.work("Look.", pool="no-run"), 3, "no run folder"),
         (place.work(), 2, "give the work"),
     ):
         done = await place.etude(*words)
