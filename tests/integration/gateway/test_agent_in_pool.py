@@ -201,7 +201,11 @@ async def test_ctrl_c_gives_the_environment_back_and_an_absent_pool_is_named(
         assert "Traceback" not in (await process.stderr.read()).decode()
         while place.num_leases():  # noqa: ASYNC110 - the host tells no test
             await asyncio.sleep(0.1)
-    assert place.events()[-1] == ("task_closed", {"outcome": "Abandoned"})
+    # Told of only if a turn had come by then.
+    assert [each for each in place.events() if each[0] == "task_closed"][:1] in (
+        [],
+        [("task_closed", {"outcome": "Abandoned"})],
+    )
 
     for words, code, text in (
         (place.work("Look.", pool="127.0.0.1:1"), 6, "check that it runs"),
