@@ -142,7 +142,7 @@ def rollout_key(tenant: str, user: str, rollout: str) -> str:
 
 
 def list_rollouts(store: Store) -> Iterator[ObjectInfo]:
-    """List all stored rollouts of users, not the rows that a run writes beside them.
+    """List all stored rollouts of users, not the rows that runs write at the same place.
 
     Raises:
         StoreError: the store did not answer.
