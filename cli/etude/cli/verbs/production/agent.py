@@ -28,6 +28,7 @@ from etude.cli.verbs.production.agent_options import (
     TurnTokens,
     Wait,
     Yes,
+    find_toolset,
     open_state,
     refuse,
 )
@@ -76,11 +77,10 @@ def work(  # noqa: PLR0913 - a verb has as many parameters as it has options
     """
     _check_work(folder, key, prompts or [], is_in_pool=bool(pool))
     from etude.agent.interactive.gateway_policy import GatewayAddress, GatewayPolicy
-    from etude.agent.toolsets import toolset
     from etude.cli.agent.conversation import UserWork, check_url, converse
 
     address = GatewayAddress(url=check_url(gateway, "--gateway"), model=model, key=key)
-    settings = (toolset(tools), tool_format, turn_tokens, temperature)
+    settings = (find_toolset(tools), tool_format, turn_tokens, temperature)
     work = UserWork(
         home=open_state(state),
         key=key,

@@ -6,10 +6,26 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from etude.common.errors import Problem, UserError
+from etude.common.errors import InvalidFieldError, Problem, UserError
 
 if TYPE_CHECKING:
+    from etude.agent import toolsets
     from etude.agent.interactive.consent import AgentState
+
+
+def find_toolset(name: str) -> "toolsets.Toolset":
+    """Find a toolset of Etude, or of an installed package.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    from etude.agent.toolsets import toolset
+
+    try:
+        return toolset(name)
+    except InvalidFieldError as error:
+        fix = "give one of these, or a name like acme.Tools of an installed package"
+        raise UserError(Problem("Usage", error.what, "--toolset", fix)) from error
 
 
 def _check_key(key: str) -> str:
@@ -52,7 +68,7 @@ Prompts = Annotated[
 Gateway = Annotated[str, typer.Option(envvar="ETUDE_GATEWAY", help="URL of the gateway.")]
 Model = Annotated[str, typer.Option(help="Served model.")]
 Toolset = Annotated[
-    Literal["Standard", "Compact"],
+    str,
     typer.Option("--toolset", help="`rollout.toolset` of the policy's training."),
 ]
 ToolFormat = Annotated[

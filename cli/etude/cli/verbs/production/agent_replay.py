@@ -22,7 +22,7 @@ from etude.cli.verbs.options import (
     Secret,
     write_ledger_options,
 )
-from etude.cli.verbs.production.agent_options import Template
+from etude.cli.verbs.production.agent_options import Template, find_toolset
 
 if TYPE_CHECKING:
     from etude.agent import toolsets
@@ -41,9 +41,7 @@ Folder = Annotated[str, typer.Option(help="Files that the session began with: a 
 Model = Annotated[Path, typer.Option(help="Model folder, by which tokens are read.")]
 Tenant = Annotated[str, typer.Option(help="Tenant of the session.")]
 Terms = Annotated[list[str], typer.Option(help="Version of the terms that allows it; repeatable.")]
-Toolset = Annotated[
-    Literal["Standard", "Compact"], typer.Option(help="Of the agent in the session.")
-]
+Toolset = Annotated[str, typer.Option(help="Of the agent in the session.")]
 ToolFormat = Annotated[Literal["Xml", "Native"], typer.Option(help="Of the agent in the session.")]
 PoolName = Annotated[str, typer.Option("--pool", help="Pool of the run, where it has several.")]
 
@@ -72,7 +70,6 @@ def replay(  # noqa: PLR0913 - a verb has as many parameters as it has options
 
     Each call whose result is another one is shown with a diff; the exit code is 1 if there is one.
     """
-    from etude.agent.toolsets import toolset as find_toolset
     from etude.cli.environments import client
     from etude.cli.environments.leased_tools import copy_workspace
 
