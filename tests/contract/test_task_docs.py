@@ -22,7 +22,8 @@ from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2
 ROOT = Path(__file__).parents[2]
 PAGES = ("write-a-task", "use-harbor-tasks", "use-swe-bench")
 NEEDS = {
-    "a network": re.compile(r"https://"),
+    "a network": re.compile(r"https://|--pin\b"),
+    "root and buildah": re.compile(r"--build "),
     "root, debootstrap and a kernel": re.compile(r"^etude images build "),
     "a microVM's image": re.compile(r"--driver qemu-microvm"),
 }
@@ -31,7 +32,7 @@ NEEDS = {
 
 def commands(page: str) -> list[str]:
     text = (ROOT / "docs" / "how-to" / f"{page}.md").read_text()
-    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```sh\n(.*?)```", text.replace("\\\n", ""), re.DOTALL)
     lines = (line.split("  #")[0].strip() for block in blocks for line in block.splitlines())
     return [line for line in lines if line]
 

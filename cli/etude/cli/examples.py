@@ -93,7 +93,7 @@ EXAMPLES = {
     ),
     "images pull": (
         "etude images pull ghcr.io/acme/shop:1.4 --machine python",
-        "etude images pull ghcr.io/acme/shop@sha256:… --machine python --credentials auth.json",
+        "etude images pull ghcr.io/acme/shop:1.4 --machine python --credentials a.json",
     ),
     "images ls": ("etude images ls", "etude images ls --json"),
     "images rm": (

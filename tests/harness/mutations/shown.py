@@ -226,7 +226,9 @@ def _of_edge(spec: Manifest, children: Children, name: str) -> Iterator[str]:
     wanted |= {"ETUDE_EDGE_MEMORY_MIB": str(memory)} if memory is not None else {}
     yield from lacking("edge env", wanted, variables)
     secrets = [each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each]
-    yield from unequal("keys of the edge", [edge["keysRef"]["name"]], secrets)
+    certificate = [edge["tlsRef"]["name"]] if "tlsRef" in edge else []
+    wanted_secrets = sorted([edge["keysRef"]["name"], *certificate])
+    yield from unequal("secrets of the edge", wanted_secrets, sorted(secrets))
 
 
 def _of_node(spec: Manifest, pod: Manifest, name: str) -> Iterator[str]:

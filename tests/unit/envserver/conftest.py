@@ -40,7 +40,7 @@ def make_node(tmp_path: Path) -> MakeNode:
             driver=driver,
             sources=WorkspaceSources(tmp_path / "scratch"),
             slots=slots,
-            templates={"python"},
+            templates={"python", "second"},
             refused={"foreign": "not trusted"},
             endpoint="here:1",
         )

@@ -180,7 +180,8 @@ async def test_a_fork_can_be_forked(make_node: MakeNode, order: Order) -> None:
     ("fields", "reason"),
     [
         ({"snapshot_id": "none"}, "NotFound"),
-        ({"template": "foreign"}, "InvalidArgument"),
+        ({"template": "foreign"}, "WeakIsolation"),
+        ({"template": "second"}, "InvalidArgument"),
         ({"workspace": environments_pb2.WorkspaceSource(uri="file:///x")}, "InvalidArgument"),
     ],
 )
