@@ -28,14 +28,19 @@ def decisions(root: Path) -> Iterator[Decision]:
     """All decisions by number.
 
     Raises:
-        ValueError: a page does not begin with the number that its file has.
+        ValueError: a page does not begin with the number that its file has, or two have one number.
     """
+    known: dict[int, str] = {}
     for page in sorted((root / FOLDER).glob("[0-9]*.md")):
         first = page.read_text(encoding="utf-8").partition("\n")[0]
         match = re.fullmatch(r"# (\d+)\. (.+)", first)
         if match is None or int(match[1]) != int(page.name[:4]):
             raise ValueError(f"{page.name} begins with {first!r}")
-        yield Decision(int(match[1]), match[2], page.name)
+        number = int(match[1])
+        if number in known:
+            raise ValueError(f"{page.name} has the number of {known[number]}: give it the next one")
+        known[number] = page.name
+        yield Decision(number, match[2], page.name)
 
 
 def page(root: Path) -> str:
