@@ -9,7 +9,8 @@ from tests.support.kube.controllers.client import controllers
 from tests.support.kube.controllers.kubelet import kubelet
 from tests.support.kube.controllers.volcano import volcano
 
-GANG = {"gang": {"provider": "Volcano", "timeoutSeconds": 1}}
+GANG = {"idleRoles": "Hold", "gang": {"provider": "Volcano", "timeoutSeconds": 1}}
+"""Of all pods, engines included, which a supervised run would not start otherwise."""
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_a_run_that_is_suspended_while_it_waits_leaves_no_group(
     lab: Any, installed: Callable[[str], None]
 ) -> None:
     installed("volcano")
-    lab.run(scheduling={"gang": {"provider": "Volcano", "scope": "PerRole"}})
+    lab.run(scheduling={**GANG, "gang": {"provider": "Volcano", "scope": "PerRole"}})
     lab.until("a refusal", lambda: lab.condition("PodsScheduled") == ("False", "Unschedulable"))
     assert lab.names("podgroups") == ["demo-inference", "demo-trainer"]
     lab.patch("rlr", "demo", suspend=True)

@@ -113,7 +113,7 @@ async def test_a_lease_begins_with_the_repository_of_its_tasks_image(
 ) -> None:
     image = write_image(tmp_path / "layouts/one", "one")
     await opened_at_last(host, "a", image)
-    told = await says(host, "a", "cat /etc/word; readlink /app; cat /app/shop.txt; ls; id -u")
+    told = await says(host, "a", "cat /etc/word; echo; readlink /app; cat /app/shop.txt; ls; id -u")
     assert told.split()[:6] == ["one", "/workspace", "broken", "run", "shop.txt", "1000"]
     await says(host, "a", "echo fixed > /app/shop.txt")
     changed = await host.find("a").diff()
