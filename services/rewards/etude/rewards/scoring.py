@@ -81,7 +81,7 @@ class Scorer:
             instruction=job.task.instruction,
             originals=originals,
             has_image=bool(job.task.image),
-            judge=self.judge,
+            ask_judge=self.judge.judge,
         )
         measured: dict[str, float] = {}
         for entry in self.rubric.entries:

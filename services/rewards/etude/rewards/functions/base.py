@@ -2,14 +2,15 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from etude.common.api.meta import Model
+from etude.common.api.run.rewards import JudgeParameters
 from etude.rewards.faults import Fault
 from etude.v1 import rollout_pb2
 
-if TYPE_CHECKING:  # it imports the judge's function
-    from etude.rewards.judge_client import JudgeClient
+AskJudge = Callable[[JudgeParameters, str, rollout_pb2.Rollout], Awaitable[float | Fault]]
+"""Score of a rollout from 0 to 1 by a model, from its parameters, the instruction, the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class FinishedRollout:
     """Files of the task's folder environment/ by path; empty unless the function reads them."""
     has_image: bool
     """True if the workspace may have had other files at first."""
-    judge: "JudgeClient"
+    ask_judge: AskJudge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

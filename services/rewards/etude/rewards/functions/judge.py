@@ -196,7 +196,7 @@ def _cut(text: str, limit: int) -> str:
 
 async def measure(rollout: FinishedRollout, parameters: JudgeParameters) -> float | Fault:
     """1 - the model's score of a rollout, or the fault that masks it."""
-    score = await rollout.judge.judge(parameters, rollout.instruction, rollout.record)
+    score = await rollout.ask_judge(parameters, rollout.instruction, rollout.record)
     return score if isinstance(score, Fault) else 1 - score
 
 
