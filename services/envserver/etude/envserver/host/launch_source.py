@@ -1,5 +1,6 @@
 """Validation of launch orders, and what their environments start from: files or a snapshot."""
 
+import contextlib
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -67,10 +68,12 @@ class LaunchSources:
         template = request.template if task is None else task.name
         self.driver.check_startable(template)
         snapshot = self._snapshot(request, template)
+        uri = request.workspace.uri if snapshot is None else snapshot.origin.uri
+        # The caller keeps the image from here on: nothing runs between this end and its beginning.
+        with contextlib.nullcontext() if self.images is None else self.images.opening(template):
+            source = await self.sources.get(uri, task)
         if snapshot is None:
-            source = await self.sources.get(request.workspace.uri, task)
             return LaunchSource(template, source, None)
-        source = await self.sources.get(snapshot.origin.uri, task)
         if source.key != snapshot.origin.source_key:
             raise CorruptError(f"{source.uri} is no longer what the snapshot's lease started from")
         return LaunchSource(template, source, snapshot)

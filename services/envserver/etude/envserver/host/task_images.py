@@ -194,8 +194,13 @@ class TaskImages:
         held = hold(built.folder)
         if held is None:
             return None
-        num_bytes = await self.driver.add_image(name, built)
-        num_bytes += (await asyncio.to_thread(measure_folder, built.folder, FillLimits())).num_bytes
+        try:
+            num_bytes = await self.driver.add_image(name, built)
+            size = await asyncio.to_thread(measure_folder, built.folder, FillLimits())
+        except BaseException:  # a held image is never evicted
+            os.close(held)
+            raise
+        num_bytes += size.num_bytes
         found = TaskTemplate(name, str(image), built.first_files)
         kept = _KeptImage(template=found, built=built, held=held, num_bytes=num_bytes)
         self._kept[name] = kept
@@ -220,8 +225,10 @@ class TaskImages:
                 continue
             kept = self._kept.pop(name)
             total -= kept.num_bytes
-            await self.driver.remove_image(name, kept.built)
-            os.close(kept.held)
+            try:
+                await self.driver.remove_image(name, kept.built)
+            finally:
+                os.close(kept.held)
             await self._remove(kept.built.address)
         metrics.image_bytes.set(total)
 
