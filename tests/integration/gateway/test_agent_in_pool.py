@@ -37,6 +37,8 @@ TURNS = {
     ),
     "Rename add.": (render_call("search_replace", NAME), "Renamed."),
     "Look.": (render_call("list_dir", {}), "I looked."),
+    "Add, then fail.": (render_call("search_replace", ADD),),
+    "Fail.": (),
     "Wait.": (render_call("run_terminal", {"command": "sleep 60"}),),
 }
 
@@ -175,6 +177,17 @@ async def test_work_in_a_pool_comes_back_as_patches_that_the_user_decides_on(pla
     assert done.returncode == 0, done.stderr
     assert place.events()[-1] == ("task_closed", {"outcome": "Abandoned"})
     assert (await place.etude("agent", "patches", "--json")).stdout == ""
+    assert place.num_leases() == 0
+
+
+async def test_changes_before_a_fault_of_the_gateway_are_a_patch_too(place: Place) -> None:
+    done = await place.etude(*place.work("Add, then fail.", "Fail."))
+    assert done.returncode != 0
+    assert done.stderr.count("the work did not end") == 2, done.stderr
+    assert "[2] nothing was changed" in done.stderr
+    listed = await place.etude("agent", "patches", "--json")
+    (row,) = map(json.loads, listed.stdout.splitlines())
+    assert (row["instruction"], row["files"]) == ("Add, then fail.", ["core.py"])
     assert place.num_leases() == 0
 
 

@@ -64,6 +64,14 @@ def work_in_pool(work: UserWork, place: PoolPlace, instructions: Sequence[str]) 
         return runner.run(PoolWork(work, place, copied.files, client).run(instructions))
 
 
+class FinishedWork(NamedTuple):
+    """Changes of work in an environment."""
+
+    changes: FolderChanges
+    error: EtudeError | None
+    """Error that ended it early; None if the policy or a limit did."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolWork:
     """Pieces of work on copies of one folder, each in an environment of its own."""
@@ -92,20 +100,28 @@ class PoolWork:
         events = self.work.open_events(self.client)
         screen = TextScreen(accepts_edits=True, accepts_commands=True, ask=None, label=label)
         try:
-            changes = await self._work(instruction, events, screen)
-            await self._present(instruction, events, screen, changes)
+            worked = await self._work(instruction, events, screen)
+            await self._present(instruction, events, screen, worked)
         except asyncio.CancelledError:
             events.close("Abandoned")
             raise
         except EtudeError as error:
+            events.close("Abandoned")
             say(f"{label}the work did not end:")
             return say_problem(error)
-        return Exit.DONE
+        if worked.error is None:
+            return Exit.DONE
+        say(f"{label}the work did not end:")
+        return say_problem(worked.error)
 
     async def _work(
         self, instruction: str, events: ConversationEvents, screen: TextScreen
-    ) -> FolderChanges:
-        """Work in an environment; returns what changed there."""
+    ) -> FinishedWork:
+        """Work in an environment; an error of the gateway leaves the changes made before it.
+
+        Raises:
+            EtudeError: no environment can be had, or its files cannot be read.
+        """
         say(f"{screen.label}waits for a place in the pool")
         async with lease_environment(*self.place) as environment:
             await environment.unpack(pack_files(self.files))
@@ -113,11 +129,16 @@ class PoolWork:
             name = environment.environment.name
             say(f"{screen.label}works in {name}, on a copy of {len(self.files)} files")
             session = AgentSession(events.policy, events, environment, screen, self.work.max_turns)
-            ending = await session.work(instruction)
-            if ending in ENDS:
-                say(screen.label + ENDS[ending])
+            error = None
+            try:
+                ending = await session.work(instruction)
+            except EtudeError as raised:
+                error = raised
+            else:
+                if ending in ENDS:
+                    say(screen.label + ENDS[ending])
             after = await _read_files(environment, before)
-        return await asyncio.to_thread(self._compare, before, after)
+        return FinishedWork(await asyncio.to_thread(self._compare, before, after), error)
 
     def _compare(
         self, before: Mapping[str, UserFile], after: Mapping[str, UserFile]
@@ -130,12 +151,13 @@ class PoolWork:
         instruction: str,
         events: ConversationEvents,
         screen: TextScreen,
-        changes: FolderChanges,
+        worked: FinishedWork,
     ) -> None:
         """Store and show a patch; without changes, the task ends here."""
+        changes = worked.changes
         if not changes.files:
             say(f"{screen.label}nothing was changed")
-            events.close("Closed")
+            events.close("Closed" if worked.error is None else "Abandoned")
             return
         patch = StoredPatch(
             instruction=instruction,
