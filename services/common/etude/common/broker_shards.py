@@ -7,6 +7,8 @@ from typing import Self
 
 from blake3 import blake3
 
+from etude.common.run_ids import client_part
+
 MAX_SHARDS = 64
 
 
@@ -42,10 +44,13 @@ SINGLE_BROKER = BrokerShard(0, 1)
 
 
 def shard_of(run_id: str, count: int) -> int:
-    """Index of a run's broker. Every part must agree on it, so it never changes."""
+    """Index of a run's broker. Every part must agree on it, so it never changes.
+
+    The owner of a run id does not count: clients do not know it.
+    """
     if count == 1:
         return 0
-    return int.from_bytes(blake3(run_id.encode()).digest(length=8), "big") % count
+    return int.from_bytes(blake3(client_part(run_id).encode()).digest(length=8), "big") % count
 
 
 def parse_targets(text: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing_extensions import override
 from etude.common import telemetry
 from etude.common.errors import UnavailableError, UserError
 from etude.common.rpc import channels
+from etude.common.tls.transport import TransportSecurity, process_security
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 OPEN_DEADLINE_S = 60.0
@@ -37,6 +38,8 @@ class HostClient(Protocol):
 class GrpcHostClient(HostClient):
     """Hosts at their endpoints."""
 
+    security: TransportSecurity = field(default_factory=process_security)
+    """Certificates or none; this process's default unless given."""
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
 
     @override
@@ -69,7 +72,7 @@ class GrpcHostClient(HostClient):
     def _stub(self, endpoint: str) -> "environments_pb2_grpc.EnvNodeServiceAsyncStub":
         if endpoint not in self._channels:
             try:
-                self._channels[endpoint] = channels.dial(endpoint)
+                self._channels[endpoint] = channels.dial(endpoint, security=self.security)
             except (
                 UserError
             ) as cause:  # the host reported the address: it is no setting of this process

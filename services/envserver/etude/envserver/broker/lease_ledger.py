@@ -120,6 +120,11 @@ class LeaseLedger:
         """Leases that a run holds."""
         return self._of_run.get(run_id, 0)
 
+    def run_of(self, lease_id: str) -> str | None:
+        """Run of a living or lost lease; None if there is no such lease."""
+        granted = self.leases.get(lease_id) or self._lost.get(lease_id)
+        return None if granted is None else granted.key.run_id
+
     def grant(self, granted: GrantedLease) -> None:
         """Enter a lease that a host has opened.
 

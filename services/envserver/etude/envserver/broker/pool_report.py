@@ -2,9 +2,11 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 from etude.common.plans.registry import RunPlan
+from etude.common.run_ids import client_part
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.lease_ledger import AGE_STEP_S
 from etude.envserver.broker.pool_statistics import quantile
@@ -44,7 +46,7 @@ def make_report(broker: Broker) -> environments_pb2.WatchPoolResponse:
         start_p95_ms=quantile(figures.start_ms, 0.95),
         lease_p50_seconds=quantile(figures.lease_s, 0.5),
         lease_p95_seconds=quantile(figures.lease_s, 0.95),
-        leased_by_run=broker.ledger.by_run,
+        leased_by_run=_leased_by_run(broker),
         members=_members(broker),
         held=_held_figures(broker),
         plans=_plans(broker),
@@ -71,6 +73,14 @@ def _members(broker: Broker) -> Iterator[environments_pb2.NodeFigures]:
         )
 
 
+def _leased_by_run(broker: Broker) -> dict[str, int]:
+    """Leases by the run ids of clients, which do not say whose they are."""
+    counts = Counter[str]()
+    for run_id, count in broker.ledger.by_run.items():
+        counts[client_part(run_id)] += count
+    return dict(counts)
+
+
 def _held_figures(broker: Broker) -> Iterator[environments_pb2.HeldFigures]:
     for (template, step), count in sorted(broker.ledger.began.items()):
         at_s = (step + 0.5) * AGE_STEP_S
@@ -91,7 +101,7 @@ def _plans(broker: Broker) -> Iterator[environments_pb2.PlanFigures]:
 
 def _plan(run_id: str, plan: RunPlan, ratio: float) -> environments_pb2.PlanFigures:
     return environments_pb2.PlanFigures(
-        run_id=run_id,
+        run_id=client_part(run_id),
         version=plan.version,
         heard_unix_ms=unix_ms(plan.received_s),
         until_unix_ms=unix_ms(plan.until_s),

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,6 +11,8 @@ import grpc
 from typing_extensions import override
 
 from etude.common.errors import InvalidFieldError
+from etude.common.tls.lease_owner import owned_run_id, require_owner
+from etude.common.tls.policy import AuthenticatedCall
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.pool_report import make_report, unix_ms
 from etude.v1 import environments_pb2 as pb2
@@ -36,6 +38,7 @@ class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
         request: pb2.LaunchBatchRequest,
         context: Context[pb2.LaunchBatchRequest, pb2.LaunchBatchResponse],
     ) -> AsyncIterator[pb2.LaunchBatchResponse]:
+        request.run_id = owned_run_id(context, request.run_id)
         async with contextlib.aclosing(self.broker.launch(request)) as outcomes:
             async for outcome in outcomes:
                 yield outcome
@@ -46,6 +49,7 @@ class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
         request: pb2.RenewLeasesRequest,
         context: Context[pb2.RenewLeasesRequest, pb2.RenewLeasesResponse],
     ) -> pb2.RenewLeasesResponse:
+        self._require_owner(context, request.lease_ids)
         missing = self.broker.renew(request.lease_ids, request.ttl_seconds)
         return pb2.RenewLeasesResponse(missing_lease_ids=missing)
 
@@ -55,6 +59,7 @@ class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
         request: pb2.ReleaseLeasesRequest,
         context: Context[pb2.ReleaseLeasesRequest, pb2.ReleaseLeasesResponse],
     ) -> pb2.ReleaseLeasesResponse:
+        self._require_owner(context, request.lease_ids)
         await self.broker.release(request.lease_ids)
         return pb2.ReleaseLeasesResponse()
 
@@ -64,7 +69,8 @@ class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
         request: pb2.ReportPlanRequest,
         context: Context[pb2.ReportPlanRequest, pb2.ReportPlanResponse],
     ) -> pb2.ReportPlanResponse:
-        ready = self.broker.report_plan(request.run_id, request.plan)
+        run_id = owned_run_id(context, request.run_id)
+        ready = self.broker.report_plan(run_id, request.plan)
         return pb2.ReportPlanResponse(templates=ready)
 
     @override
@@ -73,6 +79,7 @@ class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
         request: pb2.PrepareGroupRequest,
         context: Context[pb2.PrepareGroupRequest, pb2.PrepareGroupResponse],
     ) -> pb2.PrepareGroupResponse:
+        request.run_id = owned_run_id(context, request.run_id)
         self.broker.prepare(request)
         return pb2.PrepareGroupResponse()
 
@@ -85,6 +92,17 @@ class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
         if not request.node_id or not request.endpoint:
             raise InvalidFieldError("node_id", "a node needs a name and an endpoint")
         return self.broker.heartbeat(request)
+
+    def _require_owner(self, call: AuthenticatedCall, lease_ids: Sequence[str]) -> None:
+        """Refuse a call on leases of others; one that is unknown has no owner.
+
+        Raises:
+            ForbiddenError: one belongs to another owner.
+        """
+        for lease_id in lease_ids:
+            run_id = self.broker.ledger.run_of(lease_id)
+            if run_id is not None:
+                require_owner(call, lease_id, run_id)
 
 
 @dataclass(slots=True)

@@ -19,12 +19,14 @@ from etude.agent.workspace import (
 )
 from etude.common.errors import InvalidFieldError, UnknownIdError
 from etude.common.rpc import channels
+from etude.common.tls.policy import AuthenticatedCall
 from etude.envserver.drivers import programs
 from etude.envserver.drivers.base import Sandbox
 from etude.envserver.drivers.programs import OutputStream, Program, RunningProgram, TerminalSize
 from etude.envserver.host import controller_access
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.host import Host
+from etude.envserver.host.owned_leases import find_owned
 from etude.v1 import environment_access_pb2 as pb2
 from etude.v1 import environment_access_pb2_grpc
 
@@ -64,7 +66,7 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         request = await anext(aiter(request_iterator), pb2.ExecRequest())
         if not request.HasField("open"):
             raise InvalidFieldError("open", "the first message says what to run")
-        environment = self._find(request.open)
+        environment = self._find(request.open, context)
         async with environment.run_program(parse_program(request.open)) as running:
             started = pb2.ExecStarted(number=running.number)
             yield pb2.ExecResponse(started=started)
@@ -87,7 +89,7 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         request: pb2.ReadFileRequest,
         context: Context[pb2.ReadFileRequest, pb2.ReadFileResponse],
     ) -> AsyncIterator[pb2.ReadFileResponse]:
-        async with self._files(request) as sandbox:
+        async with self._files(request, context) as sandbox:
             data = await sandbox.workspace.read(request.path)
         for chunk in channels.chunks(data):
             yield pb2.ReadFileResponse(chunk=chunk)
@@ -99,13 +101,13 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         context: Context[pb2.WriteFileRequest, pb2.WriteFileResponse],
     ) -> pb2.WriteFileResponse:
         first = await anext(aiter(request_iterator), pb2.WriteFileRequest())
-        self._find(first)
+        self._find(first, context)
         data = bytearray(_check_chunk("chunk", first.chunk))
         async for request in request_iterator:
             data += _check_chunk("chunk", request.chunk)
             if len(data) > MAX_FILE_BYTES:
                 raise WorkspaceError(PathFault.TOO_LARGE, first.path)
-        async with self._files(first) as sandbox:
+        async with self._files(first, context) as sandbox:
             await sandbox.workspace.write(first.path, bytes(data))
             info = await sandbox.workspace.stat(first.path)
         return pb2.WriteFileResponse(entry=_entry(info))
@@ -116,7 +118,7 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         request: pb2.StatFileRequest,
         context: Context[pb2.StatFileRequest, pb2.StatFileResponse],
     ) -> pb2.StatFileResponse:
-        async with self._files(request) as sandbox:
+        async with self._files(request, context) as sandbox:
             info = await sandbox.workspace.stat(request.path)
         return pb2.StatFileResponse(entry=_entry(info))
 
@@ -126,7 +128,7 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         request: pb2.ListFilesRequest,
         context: Context[pb2.ListFilesRequest, pb2.ListFilesResponse],
     ) -> AsyncIterator[pb2.ListFilesResponse]:
-        async with self._files(request) as sandbox:
+        async with self._files(request, context) as sandbox:
             infos = await sandbox.workspace.list(request.path)
         for page in _pages(infos):
             yield pb2.ListFilesResponse(entries=[_entry(info) for info in page])
@@ -137,7 +139,7 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         request: pb2.MakeFolderRequest,
         context: Context[pb2.MakeFolderRequest, pb2.MakeFolderResponse],
     ) -> pb2.MakeFolderResponse:
-        async with self._files(request) as sandbox:
+        async with self._files(request, context) as sandbox:
             is_new = await controller_access.make_folder(sandbox, request.path)
         return pb2.MakeFolderResponse(is_new=is_new)
 
@@ -147,7 +149,7 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         request: pb2.MoveFileRequest,
         context: Context[pb2.MoveFileRequest, pb2.MoveFileResponse],
     ) -> pb2.MoveFileResponse:
-        async with self._files(request) as sandbox:
+        async with self._files(request, context) as sandbox:
             info = await controller_access.move_path(sandbox, request.path, request.new_path)
         return pb2.MoveFileResponse(entry=_entry(info))
 
@@ -157,23 +159,23 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         request: pb2.RemoveFileRequest,
         context: Context[pb2.RemoveFileRequest, pb2.RemoveFileResponse],
     ) -> pb2.RemoveFileResponse:
-        async with self._files(request) as sandbox:
+        async with self._files(request, context) as sandbox:
             await controller_access.remove_path(sandbox, request.path)
         return pb2.RemoveFileResponse()
 
-    def _find(self, request: _OfLease) -> LeasedEnvironment:
-        environment = self.host.find(request.lease_id)
+    def _find(self, request: _OfLease, call: AuthenticatedCall) -> LeasedEnvironment:
+        environment = find_owned(self.host, request.lease_id, call)
         environment.check_control(request.control_token)
         return environment
 
     @contextlib.asynccontextmanager
-    async def _files(self, request: _OfLease) -> AsyncIterator[Sandbox]:
+    async def _files(self, request: _OfLease, call: AuthenticatedCall) -> AsyncIterator[Sandbox]:
         """The files of a lease, between two turns.
 
         Raises:
             UnknownIdError: the lease is not here, or a name is not there.
         """
-        async with self._find(request).open_files() as sandbox:
+        async with self._find(request, call).open_files() as sandbox:
             with _translate_missing():
                 yield sandbox
 

@@ -13,10 +13,12 @@ from typing_extensions import override
 from etude.common import telemetry
 from etude.common.errors import InvalidFieldError, UnavailableError
 from etude.common.rpc import channels
+from etude.common.tls.policy import AuthenticatedCall
 from etude.envserver import metrics
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.grading import MAX_JOB_BYTES, Grader
 from etude.envserver.host.host import Host
+from etude.envserver.host.owned_leases import find_owned
 from etude.v1 import environments_pb2 as pb2
 from etude.v1 import environments_pb2_grpc
 
@@ -60,7 +62,7 @@ class HostService(environments_pb2_grpc.EnvNodeServiceServicer):
     async def RunTurn(
         self, request: pb2.RunTurnRequest, context: Context[pb2.RunTurnRequest, pb2.RunTurnResponse]
     ) -> pb2.RunTurnResponse:
-        environment = self.host.find(request.lease_id)
+        environment = find_owned(self.host, request.lease_id, context)
         environment.check_agent(request.agent_token)
         started_ns = time.time_ns()
         results = await environment.run_turn(request.calls)
@@ -73,7 +75,7 @@ class HostService(environments_pb2_grpc.EnvNodeServiceServicer):
     async def Diff(
         self, request: pb2.DiffRequest, context: Context[pb2.DiffRequest, pb2.DiffResponse]
     ) -> AsyncIterator[pb2.DiffResponse]:
-        environment = self.host.find(request.lease_id)
+        environment = find_owned(self.host, request.lease_id, context)
         environment.check_control(request.control_token)
         diff = await environment.diff()
         for chunk in channels.chunks(diff.SerializeToString()):
@@ -85,7 +87,7 @@ class HostService(environments_pb2_grpc.EnvNodeServiceServicer):
         request_iterator: AsyncIterator[pb2.GradeRequest],
         context: Context[pb2.GradeRequest, pb2.GradeResponse],
     ) -> pb2.GradeResponse:
-        environment, job = await self._job(request_iterator)
+        environment, job = await self._job(request_iterator, context)
         started_s = time.monotonic()
         with (
             telemetry.continue_trace(context.invocation_metadata()),
@@ -103,13 +105,13 @@ class HostService(environments_pb2_grpc.EnvNodeServiceServicer):
         return response
 
     async def _job(
-        self, requests: AsyncIterator[pb2.GradeRequest]
+        self, requests: AsyncIterator[pb2.GradeRequest], call: AuthenticatedCall
     ) -> tuple[LeasedEnvironment, pb2.GradeJob]:
         environment: LeasedEnvironment | None = None
         data = bytearray()
         async for request in requests:
             if environment is None:
-                environment = self.host.find(request.lease_id)
+                environment = find_owned(self.host, request.lease_id, call)
                 environment.check_control(request.control_token)
             data += request.chunk
             if len(data) > MAX_JOB_BYTES:

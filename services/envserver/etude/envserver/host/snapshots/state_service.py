@@ -7,8 +7,11 @@ import grpc
 from typing_extensions import override
 
 from etude.common.errors import InvalidFieldError, UnknownIdError
+from etude.common.tls.lease_owner import require_owner
+from etude.common.tls.policy import AuthenticatedCall
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.host import Host
+from etude.envserver.host.owned_leases import find_owned
 from etude.envserver.host.snapshots.environment_state import origin_of
 from etude.envserver.host.snapshots.snapshot_store import (
     NoSnapshotStoreError,
@@ -42,7 +45,7 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
         request: pb2.SnapshotRequest,
         context: Context[pb2.SnapshotRequest, pb2.SnapshotResponse],
     ) -> pb2.SnapshotResponse:
-        environment = self._controlled(request.lease_id, request.control_token)
+        environment = self._controlled(request.lease_id, request.control_token, context)
         states = self.host.states
         made = await states.snapshot(
             environment, request.snapshot_id, with_memory=request.with_memory
@@ -61,7 +64,7 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
         request: pb2.RollbackRequest,
         context: Context[pb2.RollbackRequest, pb2.RollbackResponse],
     ) -> pb2.RollbackResponse:
-        environment = self._controlled(request.lease_id, request.control_token)
+        environment = self._controlled(request.lease_id, request.control_token, context)
         await self.host.states.rollback(environment, request.snapshot_id)
         return pb2.RollbackResponse()
 
@@ -69,7 +72,7 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
     async def Pause(
         self, request: pb2.PauseRequest, context: Context[pb2.PauseRequest, pb2.PauseResponse]
     ) -> pb2.PauseResponse:
-        environment = self._controlled(request.lease_id, request.control_token)
+        environment = self._controlled(request.lease_id, request.control_token, context)
         await self.host.states.pause(environment)
         return pb2.PauseResponse()
 
@@ -79,6 +82,11 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
     ) -> pb2.ResumeResponse:
         if request.ttl_seconds > MAX_TTL_S:
             raise InvalidFieldError("ttl_seconds", f"must be at most {MAX_TTL_S}")
+        kept = self.host.expired_leases.get(request.lease_id)
+        if kept is None:
+            find_owned(self.host, request.lease_id, context)
+        else:
+            require_owner(context, request.lease_id, kept.record.held.run_id)
         expires_unix_ms = await self.host.resume(
             request.lease_id, request.control_token, ttl_s=request.ttl_seconds or RESUMED_S
         )
@@ -90,7 +98,7 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
         request: pb2.DropSnapshotsRequest,
         context: Context[pb2.DropSnapshotsRequest, pb2.DropSnapshotsResponse],
     ) -> pb2.DropSnapshotsResponse:
-        environment = self._controlled(request.lease_id, request.control_token)
+        environment = self._controlled(request.lease_id, request.control_token, context)
         missing = []
         for snapshot_id in request.snapshot_ids:
             try:
@@ -105,7 +113,7 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
     async def Share(
         self, request: pb2.ShareRequest, context: Context[pb2.ShareRequest, pb2.ShareResponse]
     ) -> pb2.ShareResponse:
-        whose = origin_of(self._controlled(request.lease_id, request.control_token))
+        whose = origin_of(self._controlled(request.lease_id, request.control_token, context))
         snapshots = self.host.states.snapshots
         found = snapshots.find(whose.run_id, request.snapshot_id, lease_id=whose.lease_id)
         shared = await self._require_store().share(snapshots, found)
@@ -115,7 +123,7 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
     async def Fetch(
         self, request: pb2.FetchRequest, context: Context[pb2.FetchRequest, pb2.FetchResponse]
     ) -> pb2.FetchResponse:
-        whose = origin_of(self._controlled(request.lease_id, request.control_token))
+        whose = origin_of(self._controlled(request.lease_id, request.control_token, context))
         wanted = SharedSnapshotRef(request.shared_snapshot_id, request.digest)
         snapshots = self.host.states.snapshots
         await self._require_store().fetch(snapshots, whose, wanted, request.snapshot_id)
@@ -131,7 +139,7 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
             raise NoSnapshotStoreError("this pool has no snapshot store: set spec.snapshotsUri")
         return self.store
 
-    def _controlled(self, lease_id: str, token: str) -> LeasedEnvironment:
-        environment = self.host.find(lease_id)
+    def _controlled(self, lease_id: str, token: str, call: AuthenticatedCall) -> LeasedEnvironment:
+        environment = find_owned(self.host, lease_id, call)
         environment.check_control(token)
         return environment
