@@ -30,14 +30,24 @@ class Wave(_message.Message):
     lease_seconds: _containers.RepeatedCompositeFieldContainer[LeaseQuantile]
     def __init__(self, pool: _Optional[str] = ..., template: _Optional[str] = ..., count: _Optional[int] = ..., start_s: _Optional[float] = ..., start_sigma_s: _Optional[float] = ..., lease_seconds: _Optional[_Iterable[_Union[LeaseQuantile, _Mapping]]] = ...) -> None: ...
 
+class PlannedImage(_message.Message):
+    __slots__ = ("template", "image")
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    template: str
+    image: str
+    def __init__(self, template: _Optional[str] = ..., image: _Optional[str] = ...) -> None: ...
+
 class RolloutPlan(_message.Message):
-    __slots__ = ("version", "made_unix_ms", "valid_until_unix_ms", "waves")
+    __slots__ = ("version", "made_unix_ms", "valid_until_unix_ms", "waves", "images")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MADE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     VALID_UNTIL_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     WAVES_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     version: int
     made_unix_ms: int
     valid_until_unix_ms: int
     waves: _containers.RepeatedCompositeFieldContainer[Wave]
-    def __init__(self, version: _Optional[int] = ..., made_unix_ms: _Optional[int] = ..., valid_until_unix_ms: _Optional[int] = ..., waves: _Optional[_Iterable[_Union[Wave, _Mapping]]] = ...) -> None: ...
+    images: _containers.RepeatedCompositeFieldContainer[PlannedImage]
+    def __init__(self, version: _Optional[int] = ..., made_unix_ms: _Optional[int] = ..., valid_until_unix_ms: _Optional[int] = ..., waves: _Optional[_Iterable[_Union[Wave, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[PlannedImage, _Mapping]]] = ...) -> None: ...
