@@ -1,15 +1,17 @@
 """Leases whose tasks name an image by digest: pulled when a task needs it, evicted by age."""
 
-import asyncio
-import json
-import shutil
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support import needs, oci_layouts
-from tests.support.oci_layouts import file, folder, link
+from tests.support import needs
+from tests.support.environments.image_leases import (
+    opened,
+    opened_at_last,
+    says,
+    settled,
+    write_image,
+)
 
 from etude.common.api.pool.spec import DriverName
 from etude.envserver.drivers.base import Verification
@@ -23,31 +25,10 @@ from etude.envserver.images.pull.pulled_image import ImagePuller
 from etude.envserver.storage.trees import File
 from etude.envserver.tasks import verify
 from etude.envserver.tasks.runner import RunnerChoice
-from etude.v1 import environments_pb2
 
-PATIENCE_S = 120
 TEST = (
     b"#!/bin/sh\nmkdir -p /logs/verifier\ngrep -c fixed /app/shop.txt > /logs/verifier/reward.txt\n"
 )
-
-
-def write_image(layout: Path, word: str) -> str:
-    """An image with a shell and a repository in its working folder; returns its reference."""
-    programs = ("sh", "cat", "grep", "ls", "id", "echo", "mkdir", "readlink")
-    busybox = Path(shutil.which("busybox") or "busybox").read_bytes()
-    base = [
-        *(folder("bin"), folder("etc"), file("bin/busybox", busybox, mode=0o755)),
-        *(link(f"bin/{name}", "busybox") for name in programs),
-        file("bin/bash", b'#!/bin/sh\nexec /bin/sh "$@"\n', mode=0o755),
-        file("etc/word", word.encode()),
-    ]
-    repository = [
-        folder("app"),
-        file("app/shop.txt", b"broken\n"),
-        file("app/run", b"#!", mode=0o755),
-    ]
-    digest = oci_layouts.write_layout(layout, base, repository, config={"WorkingDir": "/app"})
-    return f"{layout.as_uri()}@{digest}"
 
 
 @pytest.fixture
@@ -67,45 +48,6 @@ async def host(driver: GvisorDriver, tmp_path: Path) -> AsyncIterator[Host]:
     yield made
     await made.close([each.lease.lease_id for each in made.held_leases()])
     await images.close()
-
-
-async def opened(host: Host, lease_id: str, image: str) -> environments_pb2.LaunchBatchResponse:
-    request = environments_pb2.OpenEnvironmentsRequest(
-        template="small",
-        workspace=environments_pb2.WorkspaceSource(uri="empty:"),
-        toolset="Standard",
-        image=image,
-    )
-    lease = environments_pb2.Lease(
-        lease_id=lease_id, agent_token="a", expires_unix_ms=round(1000 * (time.time() + 600))
-    )
-    request.leases.add(lease=lease, run_id="run", index=0)
-    (outcome,) = await host.open(request)
-    return outcome
-
-
-async def settled(host: Host, lease_id: str, image: str) -> environments_pb2.LaunchBatchResponse:
-    """The outcome of an order that is repeated until its image is here, or cannot be."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            outcome = await opened(host, lease_id, image)
-            if outcome.failure.reason != "ImageNotReady":
-                return outcome
-            await asyncio.sleep(0.1)
-
-
-async def opened_at_last(host: Host, lease_id: str, image: str) -> None:
-    outcome = await settled(host, lease_id, image)
-    assert outcome.HasField("lease"), outcome.failure.message
-
-
-async def says(host: Host, lease_id: str, command: str) -> str:
-    number = f"{lease_id}-{time.monotonic_ns()}"
-    call = environments_pb2.ToolCall(
-        call_id=number, name="run_terminal", arguments_json=json.dumps({"command": command})
-    )
-    (result,) = await host.find(lease_id).run_turn([call])
-    return result.content.decode()
 
 
 async def test_a_lease_begins_with_the_repository_of_its_tasks_image(

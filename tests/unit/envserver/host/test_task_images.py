@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,14 +13,14 @@ from etude.common.pinned_images import PinnedImage
 from etude.envserver.drivers.base import SandboxError
 from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host.host import Host
-from etude.envserver.host.task_images import TaskImages, TaskTemplate
+from etude.envserver.host.task_images import TaskImages, TaskTemplate, WantedImage
 from etude.envserver.host.workspace_sources import WorkspaceSource, WorkspaceSources
 from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.built_image import BuiltImage, read_image
 from etude.envserver.images.pull.pulled_image import KIND, ImagePuller
 from etude.v1 import environments_pb2
 
-DIGESTS = {name: f"sha256:{name * 64}" for name in "ab"}
+DIGESTS = {name: f"sha256:{name * 64}" for name in "abc"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class ImageDriver(MemoryDriver):
 
     refuses: bool = False
     templates: set[str] = field(default_factory=set)
+    removed: list[str] = field(default_factory=list)
 
     @override
     def template_image(self, template: str) -> BuiltImage:
@@ -54,8 +56,8 @@ class ImageDriver(MemoryDriver):
         return 0
 
     @override
-    async def remove_image(self, name: str, image: BuiltImage) -> None:
-        self.templates.remove(name)
+    async def remove_image(self, address: str) -> None:
+        self.removed.append(address)
 
 
 @dataclass(slots=True)
@@ -114,3 +116,57 @@ async def test_an_order_keeps_its_image_while_its_first_files_are_read(
     assert await opening == []
     await images.get("python", reference("b"))
     await images.close()
+
+
+async def settle(images: TaskImages) -> None:
+    while images.pulled_digests:
+        await asyncio.gather(*images._pulling.values(), return_exceptions=True)
+        await asyncio.sleep(0)
+
+
+async def test_planned_images_are_pulled_in_their_order_and_go_last(images: TaskImages) -> None:
+    await images.get("python", reference("a"))
+    size = next(iter(images._kept.values())).num_bytes
+    images.budget_bytes = 2 * size + size // 2
+    images.want([WantedImage("python", reference("a")), WantedImage("python", reference("b"))])
+    await settle(images)
+    assert images.digests == [DIGESTS["a"], DIGESTS["b"]]
+    # No room for one more beside the planned ones: the third is not pulled ahead of its turn.
+    images.want(WantedImage("python", reference(name)) for name in "abc")
+    assert images.pulled_digests == []
+    # An order that needs it has it, and the planned image that is needed last goes.
+    await images.get("python", reference("c"))
+    assert images.digests == [DIGESTS["a"], DIGESTS["c"]]
+    await images.close()
+
+
+async def test_a_planned_image_that_tasks_may_not_name_is_not_pulled(images: TaskImages) -> None:
+    evil = f"evil.io/acme/shop@{DIGESTS['a']}"
+    images.want([WantedImage("python", evil), WantedImage("python", "no reference")])
+    assert images.pulled_digests == []
+
+
+async def test_what_an_earlier_process_left_goes_first(images: TaskImages, tmp_path: Path) -> None:
+    assert isinstance(images.driver, ImageDriver)
+    left = await images.get("python", reference("a"))
+    address = images._kept[left.name].built.address
+    os.close(images._kept.pop(left.name).held)
+    await images.get("python", reference("b"))
+    images.budget_bytes = 1
+    await images.get("python", reference("c"))
+    assert address in images.driver.removed
+    assert images.digests == [DIGESTS["c"]]
+
+
+async def test_an_image_of_two_templates_stays_while_one_of_them_is_used(
+    images: TaskImages,
+) -> None:
+    for template in ("python", "node"):
+        await images.get(template, reference("a"))
+    images.budget_bytes = 1
+    images.in_use = lambda: [f"node@{DIGESTS['a']}"]
+    await images.get("python", reference("b"))
+    assert DIGESTS["a"] in images.digests
+    images.in_use = tuple
+    await images.get("python", reference("c"))
+    assert images.digests == [DIGESTS["c"]]

@@ -1,6 +1,6 @@
 """Protocols of drivers and sandboxes, and the values they exchange with the host."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -331,9 +331,17 @@ class Driver(Protocol):
         """
         raise CapMissingError(self.name, "images", "its sandboxes see this machine's programs")
 
-    async def remove_image(self, name: str, image: BuiltImage) -> None:
-        """Forget a template made by `add_image`, of which there is no sandbox."""
+    async def remove_image(self, address: str) -> None:
+        """Forget a task's image, of which there is no sandbox, and remove what was made of it."""
         return  # a driver without images has none
+
+    def left_image_sizes(self, known: Collection[str]) -> Mapping[str, int]:
+        """Bytes on disk of tasks' images that an earlier process left, by address. Blocks.
+
+        Args:
+            known: addresses of those that are not asked for.
+        """
+        return {}
 
     def has_services(self, template: str) -> bool:
         """Tell whether its sandboxes run services that no agent started."""

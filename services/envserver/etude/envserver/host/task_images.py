@@ -5,11 +5,12 @@ registry does wrong is a failure of the platform for the leases of that image, a
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,8 @@ RETRY_S = 30.0
 """A registry that failed an image is not asked for it again for so long."""
 _PULLS_PER_SOURCE = 2
 """A registry that stalls holds up the pulls from it alone."""
+PULLS_AHEAD = 2
+"""Pulls ahead of need that run at once: those that orders wait for come first."""
 
 
 class ImageNotReadyError(UnavailableError):
@@ -52,6 +55,14 @@ class TaskTemplate(NamedTuple):
     """Name for the driver."""
     image: str
     first_files: Path | None
+
+
+class WantedImage(NamedTuple):
+    """An image that leases will need."""
+
+    template: str
+    """Name of the pool's template that gives the machine."""
+    reference: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,6 +93,10 @@ class TaskImages:
     _turns: dict[str, asyncio.Semaphore] = field(
         default_factory=lambda: defaultdict(lambda: asyncio.Semaphore(_PULLS_PER_SOURCE))
     )
+    _wanted: Mapping[str, None] = field(default_factory=dict)
+    """Driver's names of the images that plans expect, the soonest first."""
+    _missed: set[str] = field(default_factory=set)
+    """Those that an order found absent and waits for."""
     _opening: Counter[str] = field(default_factory=Counter)
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while an image is added or others are evicted: one may be both at once."""
@@ -98,14 +113,42 @@ class TaskImages:
         name = task_template_name(template, image)
         kept = self._kept.get(name)
         if kept is None:
-            failed_s, error = self._failed.get(name, (0.0, None))
-            if error is not None and time.monotonic() - failed_s < RETRY_S:
+            if (error := self._failure(name)) is not None:
                 raise ImageUnavailableError(str(error)) from error
             self._begin(name, template, image)
-            metrics.image_requests.labels("miss").inc()
+            if name not in self._missed:
+                self._missed.add(name)
+                metrics.image_requests.labels("miss").inc()
             raise ImageNotReadyError(f"image {image} is being pulled")
-        metrics.image_requests.labels("hit").inc()
+        if name not in self._missed:
+            metrics.image_requests.labels("hit").inc()
+        self._missed.discard(name)
         return self._use(kept)
+
+    def want(self, images: Iterable[WantedImage]) -> None:
+        """Pull ahead the images that plans expect, the soonest first, within the budget.
+
+        Replaces what was wanted before; what tasks may not name is ignored.
+        """
+        wanted = dict[str, tuple[str, PinnedImage]]()
+        for each in images:
+            with contextlib.suppress(InvalidFieldError):
+                image = self._parse(each.reference)
+                wanted[task_template_name(each.template, image)] = each.template, image
+        self._wanted = dict.fromkeys(wanted)
+        present = sum(kept.num_bytes for name, kept in self._kept.items() if name in wanted)
+        # One more is as large as those that are here: its size shows only after its pull.
+        typical = sum(k.num_bytes for k in self._kept.values()) // max(1, len(self._kept))
+        num_pulling = len(self._pulling)
+        for name, (template, image) in wanted.items():
+            if name in self._kept or name in self._pulling or self._failure(name) is not None:
+                continue
+            room = self.budget_bytes - present - typical * (num_pulling + 1)
+            if num_pulling >= PULLS_AHEAD or room < 0:
+                break
+            num_pulling += 1
+            metrics.image_requests.labels("ahead").inc()
+            self._begin(name, template, image)
 
     async def get(self, template: str, reference: str) -> TaskTemplate:
         """The template of an image, after its pull.
@@ -141,8 +184,18 @@ class TaskImages:
 
     @property
     def digests(self) -> list[str]:
-        """Digests of the images that are here or being pulled."""
-        return sorted({name.partition("@")[2] for name in (*self._kept, *self._pulling)})
+        """Digests of the images that are here."""
+        return sorted({name.partition("@")[2] for name in self._kept})
+
+    @property
+    def pulled_digests(self) -> list[str]:
+        """Digests of the images that are being pulled."""
+        return sorted({name.partition("@")[2] for name in self._pulling})
+
+    def _failure(self, name: str) -> Exception | None:
+        """Error of its last pull, if that was a moment ago."""
+        failed_s, error = self._failed.get(name, (0.0, None))
+        return error if time.monotonic() - failed_s < RETRY_S else None
 
     def _parse(self, reference: str) -> PinnedImage:
         try:
@@ -172,6 +225,7 @@ class TaskImages:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
             log.warning("template %s: %s", name, error)
+            self._missed.discard(name)
             metrics.image_requests.labels("failure").inc()
             now_s = time.monotonic()
             self._failed = {n: e for n, e in self._failed.items() if now_s - e[0] < RETRY_S}
@@ -208,32 +262,63 @@ class TaskImages:
         return kept
 
     async def _evict(self, newest: str) -> None:
-        """Remove the images used least recently, until the others fit into the budget."""
-        total = sum(kept.num_bytes for kept in self._kept.values())
-        ours = {kept.built.address for kept in self._kept.values()}
-        for folder in self.puller.cache.entries(pulled_image.KIND):
-            # Left by an earlier process of this host, or held by another one.
-            if folder.name not in ours:
-                size = await asyncio.to_thread(measure_folder, folder, FillLimits())
-                is_over = total + size.num_bytes > self.budget_bytes
-                if not is_over or not await self._remove(folder.name):
-                    total += size.num_bytes
-        for name in list(self._kept):
+        """Remove images that nothing uses, until the others fit into the budget.
+
+        Those left by an earlier process of this host go first, then those used least recently, and
+        last those that plans expect.
+        """
+        mine = {kept.built.address: kept.num_bytes for kept in self._kept.values()}
+        left = await asyncio.to_thread(self._left_sizes, mine)
+        total = sum(mine.values()) + sum(left.values())
+        for address, num_bytes in left.items():
             if total <= self.budget_bytes:
                 break
-            if name == newest or self._opening[name] or name in self.in_use():
+            if await self._remove(address):
+                total -= num_bytes
+        for name in self._eviction_order():
+            if total <= self.budget_bytes:
+                break
+            if name not in self._kept or not self._is_free(name, newest):
                 continue
-            kept = self._kept.pop(name)
-            total -= kept.num_bytes
-            try:
-                await self.driver.remove_image(name, kept.built)
-            finally:
-                os.close(kept.held)
-            await self._remove(kept.built.address)
+            total -= await self._forget(self._kept[name].built.address)
         metrics.image_bytes.set(total)
 
+    def _left_sizes(self, mine: Collection[str]) -> dict[str, int]:
+        """Sizes of the images that an earlier process left, or another one holds; oldest first."""
+        entries = self.puller.cache.entries(pulled_image.KIND)
+        left = {
+            folder.name: measure_folder(folder, FillLimits()).num_bytes
+            for folder in entries
+            if folder.name not in mine
+        }
+        for address, num_bytes in self.driver.left_image_sizes(mine).items():
+            left[address] = left.get(address, 0) + num_bytes
+        return left
+
+    def _eviction_order(self) -> list[str]:
+        """Names of the images here: of those that plans expect, the soonest goes last."""
+        places = {name: -place for place, name in enumerate(self._wanted)}
+        return sorted(self._kept, key=lambda name: places.get(name, -len(places)))
+
+    def _is_free(self, name: str, newest: str) -> bool:
+        """True if no environment uses an image, under this name or another one."""
+        address, used = self._kept[name].built.address, {newest, *self.in_use()}
+        names = [each for each, kept in self._kept.items() if kept.built.address == address]
+        return not any(self._opening[each] or each in used for each in names)
+
+    async def _forget(self, address: str) -> int:
+        """Remove an image under all its names; returns its bytes."""
+        names = [name for name, kept in self._kept.items() if kept.built.address == address]
+        going = [self._kept.pop(name) for name in names]
+        for kept in going:
+            os.close(kept.held)
+        await self._remove(address)
+        return going[0].num_bytes
+
     async def _remove(self, address: str) -> bool:
+        """Remove an image from the disk; false if another process holds it."""
         metrics.image_requests.labels("eviction").inc()
+        await self.driver.remove_image(address)
         return await asyncio.to_thread(self.puller.cache.remove, pulled_image.KIND, address)
 
 

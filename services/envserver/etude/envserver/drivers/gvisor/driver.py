@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -179,10 +179,17 @@ class GvisorDriver(Driver):
         return (await asyncio.to_thread(measure_folder, root, FillLimits())).num_bytes
 
     @override
-    async def remove_image(self, name: str, image: BuiltImage) -> None:
-        self._roots.pop(name, None)
+    async def remove_image(self, address: str) -> None:
         roots = BuildCache(self.scratch / "roots")
-        await asyncio.to_thread(roots.remove, _TASK_ROOTS, image.address)
+        gone = roots.root / _TASK_ROOTS / address / "root"
+        self._roots = {name: root for name, root in self._roots.items() if root != gone}
+        await asyncio.to_thread(roots.remove, _TASK_ROOTS, address)
+
+    @override
+    def left_image_sizes(self, known: Collection[str]) -> Mapping[str, int]:
+        entries = BuildCache(self.scratch / "roots").entries(_TASK_ROOTS)
+        left = [each for each in entries if each.name not in known]
+        return {each.name: measure_folder(each, FillLimits()).num_bytes for each in left}
 
     @override
     def is_repeatable(self, command: str) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from etude.envserver.drivers.base import (
     TemplateReadiness,
     Verification,
 )
+from etude.envserver.drivers.vm import task_templates
 from etude.envserver.drivers.vm.delta_file import VerifiedFiles
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
 from etude.envserver.drivers.vm.errors import VmmError
@@ -92,6 +93,8 @@ class VmDriver(Driver):
     """By the image's address."""
     _task_images: dict[str, BuiltImage] = field(default_factory=dict)
     """Images of tasks, by the driver's name of their template."""
+    _pool_keys: frozenset[str] = frozenset()
+    """Compatibility keys of the pool's own templates."""
     _registry: VmRegistry = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,15 +120,17 @@ class VmDriver(Driver):
             if image.address not in self._starters:
                 self._starters[image.address] = self._make_starter(await self.load_template(image))
         templates = [starter.template for starter in self._starters.values()]
-        for vmm in await self._registry.adopt(templates):
-            self.scheduler.watch(vmm)
+        self._pool_keys = frozenset(template.compat_key for template in templates)
+        await asyncio.to_thread(
+            task_templates.prune_templates, self._registry.templates, self._pool_keys
+        )
+        await self._adopt(templates)
 
     @override
     async def stop(self) -> None:
         while self._starters:
             _, starter = self._starters.popitem()
-            await starter.warm_pool.close()
-            starter.template.close()
+            await self._close_starter(starter)
         await self._registry.close()
 
     @override
@@ -186,24 +191,41 @@ class VmDriver(Driver):
 
     @override
     async def add_image(self, name: str, image: BuiltImage) -> int:
-        if image.address not in self._starters:
-            self._starters[image.address] = self._make_starter(await self.load_template(image))
+        starter = self._starters.get(image.address)
+        if starter is None:
+            template = await self.load_template(image)
+            starter = self._starters[image.address] = self._make_starter(template)
+            await self._adopt([template])
         self._task_images[name] = image
-        folder = self._template_folder(self._starters[image.address].template)
+        folder = self._registry.templates / starter.template.compat_key
+        await asyncio.to_thread(task_templates.mark_template, folder, image.address)
         return (await asyncio.to_thread(measure_folder, folder, FillLimits())).num_bytes
 
     @override
-    async def remove_image(self, name: str, image: BuiltImage) -> None:
-        self._task_images.pop(name, None)
-        starter = self._starters.pop(image.address, None)
+    async def remove_image(self, address: str) -> None:
+        names = [name for name, image in self._task_images.items() if image.address == address]
+        for name in names:
+            del self._task_images[name]
+        starter = self._starters.pop(address, None)
         if starter is not None:
-            await starter.warm_pool.close()
-            starter.template.close()
-            await asyncio.to_thread(folders.remove_folder, self._template_folder(starter.template))
+            await self._close_starter(starter)
+        await asyncio.to_thread(
+            task_templates.remove_image, self._registry.templates, address, self._pool_keys
+        )
 
-    def _template_folder(self, template: VmTemplate) -> Path:
-        """Folder of a template in the cache of those that were booted."""
-        return self._registry.templates / template.compat_key
+    @override
+    def left_image_sizes(self, known: Collection[str]) -> Mapping[str, int]:
+        sizes = task_templates.image_sizes(self._registry.templates)
+        return {address: size for address, size in sizes.items() if address not in known}
+
+    async def _adopt(self, templates: Sequence[VmTemplate]) -> None:
+        """Adopt the VMs of some templates that an earlier process left."""
+        for vmm in await self._registry.adopt(templates):
+            self.scheduler.watch(vmm)
+
+    async def _close_starter(self, starter: VmStarter) -> None:
+        await starter.warm_pool.close()
+        starter.template.close()
 
     @override
     def is_repeatable(self, command: str) -> bool:

@@ -9,9 +9,8 @@ import contextlib
 import logging
 import os
 import secrets
-import shutil
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,7 +41,7 @@ class Adoption:
 
 
 async def adopt_vms(left: Mapping[Path, VmRecord], templates: Mapping[str, VmTemplate]) -> Adoption:
-    """Adopt VMs."""
+    """Adopt VMs of these templates."""
     places = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def one(folder: Path, noted: VmRecord) -> GuestVm | str:
@@ -66,11 +65,7 @@ async def _adopt_one(folder: Path, noted: VmRecord, templates: Mapping[str, VmTe
     Raises:
         VmmError: the VMM has ended, or its state cannot be resumed.
     """
-    base = templates.get(noted.template)
-    if base is None:
-        await asyncio.to_thread(vmm_processes.kill_processes, [noted.process])
-        raise VmmError("its template is not booted any more")
-    found = await base.adopt(folder, noted.process)
+    found = await templates[noted.template].adopt(folder, noted.process)
     try:
         return await guest_vm.adopt_guest(
             found,
@@ -148,15 +143,16 @@ class VmRegistry:
         return found
 
     async def adopt(self, templates: Iterable[VmTemplate]) -> list[Vmm]:
-        """Adopt the VMs that an earlier process left, and start the orphan sweeps.
+        """Adopt the VMs of some templates that an earlier process left, and start orphan sweeps.
+
+        VMs of other templates wait for a later call, or for the claim of their lease.
 
         Returns:
             The adopted VMs.
         """
         by_address = {template.address: template for template in templates}
-        used = {template.compat_key for template in by_address.values()}
-        await asyncio.to_thread(_prune_templates, self.templates, used)
-        left, self._left = self._left, {}
+        left = {at: noted for at, noted in self._left.items() if noted.template in by_address}
+        self._left = {at: noted for at, noted in self._left.items() if at not in left}
         began_s = time.monotonic()
         found = await adopt_vms(left, by_address)
         self._adopted.update(found.guests)
@@ -175,6 +171,12 @@ class VmRegistry:
         """
         folder = lease / VM_FOLDER
         guest = self._adopted.pop(folder, None)
+        unadopted = self._left.pop(folder, None)
+        if unadopted is not None:
+            vmm_processes.kill_processes([unadopted.process])
+            raise SandboxError(
+                f"VM of lease {lease.name} has ended: its template is not booted any more"
+            )
         if guest is None and folder.exists():
             why = self._lost.pop(folder, "it was not adopted")
             raise SandboxError(f"VM of lease {lease.name} has ended: {why}")
@@ -185,6 +187,10 @@ class VmRegistry:
         unwanted = [folder for folder in self._adopted if not folder.exists()]
         for folder in unwanted:
             await self._adopted.pop(folder).destroy()
+        for folder in [folder for folder in self._left if not folder.exists()]:
+            unwanted.append(folder)
+            process = self._left.pop(folder).process
+            await asyncio.to_thread(vmm_processes.kill_processes, [process])
         num_ended = len(unwanted)
         num_ended += await asyncio.to_thread(_end_orphans, self._folders, least_age_s)
         if num_ended:
@@ -209,14 +215,6 @@ class VmRegistry:
                 await self.sweep()
             except OSError:
                 log.exception("orphaned VMs stay until the next sweep")
-
-
-def _prune_templates(folder: Path, used: Collection[str]) -> None:
-    """Remove all but the templates with these keys."""
-    if folder.is_dir():
-        for each in folder.iterdir():
-            if each.name not in used:
-                shutil.rmtree(each, ignore_errors=True)
 
 
 def _end_orphans(places: VmFolders, least_age_s: float) -> int:

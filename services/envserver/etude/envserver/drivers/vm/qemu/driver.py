@@ -83,6 +83,11 @@ class QemuDriver(VmDriver):
             return starter
         return self.fork_servers.attach(starter, template, self.scratch)
 
+    @override
+    async def _close_starter(self, starter: VmStarter) -> None:
+        await self.fork_servers.detach(starter.template)
+        await VmDriver._close_starter(self, starter)
+
     async def _boot(self, image: BuiltImage) -> QemuTemplate:
         folder = self._boot_folder()
         try:

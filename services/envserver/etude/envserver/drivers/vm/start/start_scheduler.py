@@ -73,6 +73,10 @@ class StartScheduler:
         """Register a callback for when a start waits for another VM to end."""
         self._crowded.append(ask)
 
+    def remove_crowded(self, ask: Callable[[], None]) -> None:
+        """Remove a callback that was registered."""
+        self._crowded.remove(ask)
+
     @contextlib.asynccontextmanager
     async def acquire_start(
         self, work: StartWork, *, is_urgent: bool = True

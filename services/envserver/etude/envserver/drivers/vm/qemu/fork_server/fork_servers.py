@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.interface import VmDelta
+from etude.envserver.drivers.vm.interface import VmDelta, VmTemplate
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu.fork_server.preload_library import preload_library
 from etude.envserver.drivers.vm.qemu.fork_server.supervisor import ForkServerSupervisor
@@ -88,6 +88,7 @@ class SnapshotForkServers:
 
     async def close(self) -> None:
         self._is_closed = True
+        self.scheduler.remove_crowded(self._evict)
         while self._servers:
             _, server = self._servers.popitem()
             if server.lingering is not None:
@@ -185,6 +186,15 @@ class ForkServers:
             starting = server.ensure_started()
             if starting is not None and server.address in awaited:
                 await starting
+
+    async def detach(self, template: VmTemplate) -> None:
+        """End the fork servers of a template that is closed; their children go on."""
+        for snapshots in [each for each in self._snapshots if each.template is template]:
+            self._snapshots.remove(snapshots)
+            await snapshots.close()
+        for server in [each for each in self._servers if each.template is template]:
+            self._servers.remove(server)
+            await server.close()
 
     async def close(self) -> None:
         """End all fork servers; their children go on."""

@@ -52,6 +52,10 @@ class ForkServerSupervisor(ChildSpawner):
         return self._server is not None and self._server.is_alive
 
     @property
+    def template(self) -> QemuTemplate:
+        return self._template
+
+    @property
     def address(self) -> str:
         return self._template.address
 
