@@ -52,7 +52,7 @@ class Planner:
     def _report(self) -> None:
         now_s = self.clock.now_s
         told = self.forecast.plan(self._following, now_s=now_s, now_unix_ms=self._unix_ms)
-        if told is not None:
+        if told.waves:
             for each in told.waves:
                 each.pool, each.template = "", each.pool
             self.book.report(RUN, told, now_s=now_s)

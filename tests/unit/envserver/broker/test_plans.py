@@ -360,7 +360,7 @@ class Rhythm:
     def _tell(self) -> None:
         now_ms = round(1000 * (1_000 + self.now_s))
         told = self._forecast.plan([{"env": 64}] * 3, now_s=self.now_s, now_unix_ms=now_ms)
-        if told is not None:
+        if told.waves:
             for wave in told.waves:
                 wave.pool, wave.template = "", "python"
             report(self.plans, told, self.now_s)

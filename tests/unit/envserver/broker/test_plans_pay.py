@@ -59,7 +59,7 @@ def trained(duration: Callable[[Random], float], *, is_planned: bool) -> Outcome
         plan = forecast.plan(
             [{"python": SIBLINGS}] * 3, now_s=float(clock), now_unix_ms=1000 * clock
         )
-        if plan is not None and is_planned:
+        if plan.waves and is_planned:
             for each in plan.waves:
                 each.pool, each.template = "", "python"
             warming.plans.report("r", plan, now_s=float(clock))

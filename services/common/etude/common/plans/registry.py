@@ -3,14 +3,17 @@
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
+from typing import NamedTuple
 
-from etude.common.errors import InvalidFieldError
+from etude.common.errors import InvalidFieldError, UserError
+from etude.common.pinned_images import parse_pinned
 from etude.common.plans.forecast import USUAL, Quantile, Wave, peak, start_probability
 from etude.v1 import plan_pb2
 
 MAX_WAVES = 1_000
 MAX_COUNT = 100_000
+MAX_IMAGES = 1_000
 MAX_AHEAD_S = 86_400.0
 MAX_QUANTILES = 32
 MAX_RUNS = 1_000
@@ -33,6 +36,14 @@ def is_accurate(ratio: float) -> bool:
     return least <= ratio <= most
 
 
+class PlannedImage(NamedTuple):
+    """An image of tasks that a run will need."""
+
+    template: str
+    reference: str
+    """With a digest."""
+
+
 @dataclass(slots=True, kw_only=True)
 class RunPlan:
     """One run's forecast, less the environments that were requested."""
@@ -45,6 +56,8 @@ class RunPlan:
     """Earliest first; those that came have shrunk."""
     forecast: tuple[Wave, ...]
     """The same as they were reported."""
+    images: tuple[PlannedImage, ...] = ()
+    """Images of the groups that come next, the soonest first."""
     num_arrived: int = 0
     """Environments that the run requested since."""
     num_overdue: int = 0
@@ -71,6 +84,8 @@ class RunPlan:
         1 as long as doubt about when waves start explains the difference: plans are replaced at
         the start of a wave, just when half of its probability lies before and half behind.
         """
+        if not self.forecast and not self.num_overdue:
+            return None
         likely = sum(w.count for w in self.forecast if start_probability(w, now_s) >= USUAL.share)
         least = 0 if self.is_late else likely
         if not self.num_arrived and not least:
@@ -130,6 +145,7 @@ class PlanRegistry:
             until_s=now_s + valid_s,
             waves=waves,
             forecast=tuple(waves),
+            images=tuple(_images(told, self.templates)),
             # A run tells its first plan as it begins a wave, of about that size, which none told.
             num_overdue=sum(wave.count for wave in waves if wave.start_s == waves[0].start_s),
         )
@@ -163,6 +179,15 @@ class PlanRegistry:
                 for wave in plan.waves:
                     found.setdefault(wave.template, []).append(wave)
         return found
+
+    def images(self, *, now_s: float) -> list[PlannedImage]:
+        """Images that plans expect, of all runs in turn, each once.
+
+        Also of plans that are not trusted: those are wrong about times, not about tasks.
+        """
+        plans = self.current(now_s=now_s).values()
+        rounds = zip_longest(*(plan.images for plan in plans))
+        return list(dict.fromkeys(each for images in rounds for each in images if each))
 
     def current(self, *, now_s: float) -> Mapping[str, RunPlan]:
         """The newest valid plan of each run, trusted or not."""
@@ -228,6 +253,24 @@ def _waves(
             sigma_s=wave.start_sigma_s,
             lease=_quantiles(wave.lease_seconds, where),
         )
+
+
+def _images(told: plan_pb2.RolloutPlan, templates: Collection[str]) -> Iterator[PlannedImage]:
+    """The images of this pool's templates; hosts check where each comes from.
+
+    Raises:
+        InvalidFieldError: naming what is wrong with one.
+    """
+    if len(told.images) > MAX_IMAGES:
+        raise InvalidFieldError("plan.images", f"are more than {MAX_IMAGES}")
+    for place, each in enumerate(told.images):
+        try:
+            reference = str(parse_pinned(each.image))
+        except UserError as cause:
+            raise InvalidFieldError(f"plan.images[{place}].image", str(cause)) from cause
+        if each.template not in templates:
+            raise InvalidFieldError(f"plan.images[{place}].template", "is none of this pool's")
+        yield PlannedImage(each.template, reference)
 
 
 def _check_wave(wave: plan_pb2.Wave, templates: Collection[str], where: str) -> None:

@@ -24,6 +24,7 @@ from etude.envserver import metrics
 from etude.envserver.broker.dispatcher import Dispatcher
 from etude.envserver.broker.host_client import HostClient
 from etude.envserver.broker.hosts import HostDrains, HostState
+from etude.envserver.broker.image_targets import ImageTargets
 from etude.envserver.broker.launch_admission import (
     MAX_TTL_S,
     BrokerLoad,
@@ -78,6 +79,7 @@ class Broker:
     streams: OutcomeStreams = field(default_factory=OutcomeStreams)
     placer: GroupPlacer = field(init=False)
     warm_targets: WarmTargets = field(init=False)
+    image_targets: ImageTargets = field(init=False)
     drains: HostDrains = field(init=False)
     dispatcher: Dispatcher = field(init=False)
     statistics: PoolStatistics = field(default_factory=PoolStatistics)
@@ -88,6 +90,7 @@ class Broker:
         self.placer = GroupPlacer(self.ledger.hosts, packs=self.spec.is_sized_for_demand)
         self.drains = HostDrains(self.ledger.hosts)
         self.warm_targets = WarmTargets(PlanRegistry(self._templates, self.name))
+        self.image_targets = ImageTargets(self.warm_targets.plans, self.ledger.hosts)
         self.dispatcher = Dispatcher(
             host_client=self.host_client,
             ledger=self.ledger,
@@ -160,6 +163,7 @@ class Broker:
         for beginning in request.begun:
             self._record_beginning(request.node_id, beginning)
         answer.warm.extend(self.warm_targets.targets_of(request.node_id))
+        answer.images.extend(self.image_targets.targets_of(request.node_id))
         self._dispatch(host)
         return answer
 
@@ -231,6 +235,7 @@ class Broker:
         self.drains.update(now_s=now_s)
         self._dispatch()
         self.warm_targets.refresh(self.ledger.hosts, now_s=now_s)
+        self.image_targets.refresh(now_s=now_s)
         self.statistics.lease_s.extend(self.ledger.lasted_s)
         self.ledger.lasted_s.clear()
         metrics.queue_depth.set(len(self.queue))

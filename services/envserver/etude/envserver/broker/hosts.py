@@ -55,6 +55,8 @@ class HostState:
     snapshots: frozenset[SnapshotKey] = frozenset()
     images: frozenset[str] = frozenset()
     """Digests of the images of tasks that it has or pulls."""
+    pulled_images: frozenset[str] = frozenset()
+    """Digests of those that it does not have yet."""
     queue_ms: float = 0.0
     """Time until the ordered environments have started."""
     memory_bytes: int | None = None
@@ -187,7 +189,8 @@ class Hosts:
             self._order.append(host)
         host.apply_heartbeat(told, now_s=now_s)
         self._update_snapshots(host, told.snapshots)
-        self._update_images(host, told.images)
+        self._update_images(host, (*told.images, *told.pulled_images))
+        host.pulled_images = frozenset(told.pulled_images)
         return host
 
     def remove(self, host: HostState) -> None:

@@ -52,16 +52,18 @@ def expected_ms(host: HostState, template: str) -> float:
 def best_host(hosts: Iterable[HostState], want: PlacementRequest) -> HostState | None:
     """The soonest of some hosts, of equals the one with most memory, then most free slots.
 
-    A host where all siblings fit comes before one where they do not. To pack, the first of hosts
-    that are about as soon is the best.
+    A host where all siblings fit comes before one where they do not, and one that has the image
+    before one that still pulls it. To pack, the first of hosts that are about as soon is the best.
     """
 
     def rank(host: HostState) -> tuple[float, ...]:
         fits = want.siblings == 1 or host.takes(want.template, want.siblings)
+        is_late = want.image in host.pulled_images
         if want.packs:
-            return (not fits, expected_ms(host, want.template) // PACKED_MS)
+            return (not fits, is_late, expected_ms(host, want.template) // PACKED_MS)
         return (
             not fits,
+            is_late,
             expected_ms(host, want.template),
             -(host.memory_bytes or 0),
             -host.free,

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import grpc
 
@@ -14,8 +15,9 @@ from etude.envserver.host import warm_minimum
 from etude.envserver.host.host import Host
 from etude.envserver.host.leases.lease_changes import ConfirmedLeases, LeaseChanges
 from etude.envserver.host.leases.lease_fields import ISOLATION
+from etude.envserver.host.task_images import WantedImage
 from etude.envserver.host.warm_minimum import NO_MINIMUM, WarmMinimum
-from etude.v1 import environments_pb2, environments_pb2_grpc
+from etude.v1 import environments_pb2, environments_pb2_grpc, plan_pb2
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ class HostHeartbeat:
         default_factory=dict, init=False
     )
     """Newest warm-pool targets of each broker."""
+    _images: dict[int, Sequence[plan_pb2.PlannedImage]] = field(default_factory=dict, init=False)
+    """Images that plans at each broker expect here."""
     _news: list[deque[environments_pb2.Beginning]] = field(init=False)
     """Starts that each broker has not been told yet."""
     _confirmed: list[ConfirmedLeases] = field(init=False)
@@ -88,6 +92,10 @@ class HostHeartbeat:
         ready, awaited = self.host.driver.readiness(), self.host.start_tracker.num_awaited()
         wanted = warm_minimum.combined_targets(self._warm.values(), ready, awaited, self.minimum)
         self.host.driver.keep_warm(wanted, max_shells=self.minimum.max_shells)
+        if self.host.images is not None:
+            rounds = zip_longest(*self._images.values())
+            expected = (each for images in rounds for each in images if each is not None)
+            self.host.images.want(WantedImage(each.template, each.image) for each in expected)
 
     async def _send_to_broker(
         self, index: int, held: Sequence[environments_pb2.HeldLease], num_held: int
@@ -102,9 +110,11 @@ class HostHeartbeat:
         if answer is None:
             self._unheard.add(index)
             self._warm.pop(index, None)
+            self._images.pop(index, None)
             return
         self._unheard.discard(index)
         self._warm[index] = list(answer.warm)
+        self._images[index] = list(answer.images)
         self.host.renew(answer.renewed)
         await self._run_in_background(self.host.close(list(answer.close_lease_ids)))
 
@@ -135,6 +145,7 @@ class HostHeartbeat:
             queue_ms=round(readiness.queue_ms),
             begun=news,
             images=[] if self.host.images is None else self.host.images.digests,
+            pulled_images=[] if self.host.images is None else self.host.images.pulled_digests,
         )
         try:
             answer = await self.brokers[index].Heartbeat(request, timeout=DEADLINE_S)

@@ -17,6 +17,7 @@ from etude.common.run_folder.record import open_record
 from etude.trainer import ray_backend
 from etude.trainer.compactor.compactor import CompactorConfig
 from etude.trainer.controller.admission.plans import PlanReporter
+from etude.trainer.controller.admission.task_images import TaskImageReader
 from etude.trainer.controller.checkpoints.recovery import OpenedRun, open_run
 from etude.trainer.controller.inputs import Inputs
 from etude.trainer.controller.phases.targets import report_done
@@ -188,7 +189,8 @@ def _compactor_config(settings: Settings, resolved: ResolvedRun, epoch: int) -> 
 
 def _plan_reporter(settings: Settings, resolved: ResolvedRun) -> PlanReporter:
     templates = {role.name: role.template for role in resolved.spec.roles.environments}
-    return PlanReporter(resolved.uid, settings.brokers, templates)
+    images = TaskImageReader(storage=resolved.spec.storage)
+    return PlanReporter(resolved.uid, settings.brokers, templates, images=images)
 
 
 def _engines(settings: Settings, spec: RLRunSpec) -> Engines:

@@ -32,8 +32,8 @@ def after(*starts_s: float) -> WaveForecast:
 
 
 def test_there_is_no_plan_before_there_is_a_rhythm() -> None:
-    assert after(0.0, 100.0).plan([{"repos": 8}], now_s=100.0, now_unix_ms=NOW_MS) is None
-    assert after(0.0, 100.0, 200.0).plan([], now_s=200.0, now_unix_ms=NOW_MS) is None
+    assert not after(0.0, 100.0).plan([{"repos": 8}], now_s=100.0, now_unix_ms=NOW_MS).waves
+    assert not after(0.0, 100.0, 200.0).plan([], now_s=200.0, now_unix_ms=NOW_MS).waves
 
 
 def test_waves_follow_at_the_usual_distance_with_growing_doubt() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ async def test_environments_of_one_pool_are_planned_together(broker: Broker) -> 
     templates = {"repos": "python", "web": "node"}
     planner = PlanReporter("run", dict.fromkeys(templates, broker.endpoint), templates)
     for _ in range(3):
-        planner.report_wave([["repos", "web", "web"]], siblings=4)
+        planner.report_wave([tasks("repos", "web", "web")], siblings=4)
     planner.report_step()
     await asyncio.gather(*planner._reports.values())
     await planner.close()
@@ -94,7 +95,7 @@ async def test_a_plan_is_confirmed_again_and_again_until_the_phase_is_over(
     monkeypatch.setattr(plans, "REPEAT_S", 0.01)
     planner = PlanReporter("run", {"repos": broker.endpoint}, {"repos": "python"})
     for _ in range(3):
-        planner.report_wave([["repos"]], siblings=4)
+        planner.report_wave([tasks("repos")], siblings=4)
     planner.report_step()
     await until(lambda: len(broker.plans) >= 4)
     planner.begin_phase()
@@ -106,10 +107,17 @@ async def test_a_plan_is_confirmed_again_and_again_until_the_phase_is_over(
     await planner.close()
 
 
+def tasks(*environments: str) -> list[Task]:
+    return [
+        Task(task_id=f"t/{n}", uri=f"file:///none/{n}", environment=name)
+        for n, name in enumerate(environments)
+    ]
+
+
 async def told(planner: PlanReporter) -> None:
     """The planner has a rhythm, and its plan has been answered."""
     for _ in range(3):
-        planner.report_wave([["repos"]], siblings=4)
+        planner.report_wave([tasks("repos")], siblings=4)
     planner.report_step()
     await asyncio.gather(*planner._reports.values())
 
@@ -154,3 +162,26 @@ async def test_what_a_broker_said_counts_as_long_as_it_answers(broker: Broker) -
     await told(planner)
     assert planner.ready_ms("repos") == 0
     await planner.close()
+
+
+async def test_the_images_of_the_next_tasks_are_planned_before_there_is_a_rhythm(
+    broker: Broker, tmp_path: Path
+) -> None:
+    digests = {name: f"sha256:{name * 64}" for name in "ab"}
+    coming = []
+    for number, image in enumerate([f"ghcr.io/x/y@{digests['a']}", "by-name", "", "twice"]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        text = f'[metadata]\netude_image = "{image}"\n' if image else "# none\n"
+        (folder / "task.toml").write_text(text)
+        coming.append(Task(task_id=f"t/{number}", uri=folder.as_uri(), environment="repos"))
+    (tmp_path / "3/task.toml").write_text("[metadata]\nno toml")
+    planner = PlanReporter("run", {"repos": broker.endpoint}, {"repos": "python"})
+    planner.report_wave([coming[:2], [*coming[2:], coming[0]]], siblings=4)
+    await until(lambda: len(broker.plans) >= 1)
+    await planner.close()
+    plan = broker.plans[-1].plan
+    assert not plan.waves
+    assert [(each.template, each.image) for each in plan.images] == [
+        ("python", f"ghcr.io/x/y@{digests['a']}")
+    ]

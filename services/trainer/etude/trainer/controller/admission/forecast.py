@@ -88,8 +88,8 @@ class WaveForecast:
 
     def plan(
         self, waves: Sequence[Mapping[str, int]], *, now_s: float, now_unix_ms: int
-    ) -> plan_pb2.RolloutPlan | None:
-        """Build the plan of the next waves; None while there is no rhythm yet.
+    ) -> plan_pb2.RolloutPlan:
+        """Build the plan of the next waves; it has none while there is no rhythm yet.
 
         Args:
             waves: environments by name, of the wave after the newest one and those behind it.
@@ -97,16 +97,16 @@ class WaveForecast:
             now_unix_ms: the same moment.
         """
         gap = self.gap
-        if gap is None or not any(waves):
-            return None
-        first = self._next_wave(gap, now_s)
-        valid_s = max(LEAST_VALID_S, VALID_GAPS * gap.seconds)
+        valid_s = LEAST_VALID_S if gap is None else max(LEAST_VALID_S, VALID_GAPS * gap.seconds)
         found = plan_pb2.RolloutPlan(
             # Of the clock, so that a successor's plans are newer than ours.
             version=now_unix_ms,
             made_unix_ms=now_unix_ms,
             valid_until_unix_ms=now_unix_ms + round(1000 * valid_s),
         )
+        if gap is None:
+            return found
+        first = self._next_wave(gap, now_s)
         for number, wave in enumerate(waves):
             for environment, count in wave.items():
                 found.waves.add(

@@ -13,7 +13,9 @@ from etude.common.broker_shards import broker_target
 from etude.common.rpc import channels
 from etude.trainer.controller.admission.forecast import WaveForecast
 from etude.trainer.controller.admission.groups import RolloutGroup
+from etude.trainer.controller.admission.task_images import TaskImageReader
 from etude.trainer.controller.admission.tasks import TaskOrder
+from etude.trainer.rollouts.tasks import Task
 from etude.v1 import environments_pb2, environments_pb2_grpc, plan_pb2
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,7 @@ class PlanReporter:
     templates: Mapping[str, str] = field(default_factory=dict)
     """By environment."""
     forecast: WaveForecast = field(default_factory=WaveForecast)
+    images: TaskImageReader = field(default_factory=TaskImageReader)
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
     _reports: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
     """Reports under way, by the broker's address."""
@@ -48,21 +51,30 @@ class PlanReporter:
     """By environment: time of its broker's next free slot, in Unix milliseconds; 0 for now."""
     _following: Sequence[Mapping[str, int]] = ()
     """Environments by name, of each wave behind the newest one."""
+    _next_tasks: Sequence[Task] = ()
+    """Tasks of those waves."""
+    _reading: "asyncio.Task[None] | None" = None
     _repeating: "asyncio.Task[None] | None" = None
 
     def begin_phase(self) -> None:
         """Reset the forecast: each phase has its own rhythm."""
         self.forecast = WaveForecast()
-        self._following = ()
+        self._following, self._next_tasks = (), ()
 
-    def report_wave(self, following: Sequence[Sequence[str]], *, siblings: int) -> None:
+    def report_wave(self, following: Sequence[Sequence[Task]], *, siblings: int) -> None:
         """Record the launch of a wave, and report the waves that follow."""
         self.forecast.record_wave(time.monotonic())
         self._following = [
-            {name: siblings * count for name, count in Counter(names).items()}
-            for names in following
+            {
+                name: siblings * count
+                for name, count in Counter(task.environment for task in tasks).items()
+            }
+            for tasks in following
         ]
+        self._next_tasks = [task for tasks in following for task in tasks]
         self._send_plans()
+        if self.brokers and (self._reading is None or self._reading.done()):
+            self._reading = asyncio.create_task(self._read_images(), name="read-images-of-tasks")
         if self._repeating is None and self.brokers:
             self._repeating = asyncio.create_task(self._repeat(), name="repeat-plans")
 
@@ -76,6 +88,11 @@ class PlanReporter:
         self.forecast.record_step(time.monotonic())
         self._send_plans()
 
+    async def _read_images(self) -> None:
+        """Read the images of the next tasks, and report them with the plan."""
+        while await self.images.read(self._next_tasks):
+            self._send_plans()
+
     async def _repeat(self) -> None:
         while True:
             await asyncio.sleep(REPEAT_S)
@@ -85,7 +102,8 @@ class PlanReporter:
         plan = self.forecast.plan(
             self._following, now_s=time.monotonic(), now_unix_ms=round(1000 * time.time())
         )
-        if plan is None:
+        plan.images.extend(self.images.planned(self._next_tasks))
+        if not plan.waves and not plan.images:
             return
         for target, environments in self._by_broker().items():
             if target not in self._reports:
@@ -100,7 +118,8 @@ class PlanReporter:
 
     async def close(self) -> None:
         """Cancel reports and close channels."""
-        tasks = [*self._reports.values(), *([self._repeating] if self._repeating else [])]
+        background = (self._repeating, self._reading)
+        tasks = [*self._reports.values(), *(task for task in background if task is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -113,13 +132,16 @@ class PlanReporter:
         """Part of a plan for one broker, with the broker's template names."""
         part = plan_pb2.RolloutPlan()
         part.CopyFrom(plan)
-        del part.waves[:]
+        del part.waves[:], part.images[:]
         for wave in plan.waves:
             if wave.pool in environments:
                 mine = part.waves.add()
                 mine.CopyFrom(wave)
                 # The broker's pool may have another name than the run's environment.
                 mine.pool, mine.template = "", self.templates[wave.pool]
+        for image in plan.images:
+            if image.template in environments:
+                part.images.add(template=self.templates[image.template], image=image.image)
         return part
 
     def _report(self, target: str, environments: Sequence[str], plan: plan_pb2.RolloutPlan) -> None:
@@ -163,8 +185,8 @@ def order_by_readiness(
     )
 
 
-def upcoming_waves(order: TaskOrder, *, first: int, left: int, wave: int) -> list[list[str]]:
-    """Environments of the groups that the next versions will admit, version by version.
+def upcoming_waves(order: TaskOrder, *, first: int, left: int, wave: int) -> list[list[Task]]:
+    """Tasks of the groups that the next versions will admit, version by version.
 
     Args:
         order: of tasks.
@@ -173,5 +195,5 @@ def upcoming_waves(order: TaskOrder, *, first: int, left: int, wave: int) -> lis
         wave: number of groups that a version admits.
     """
     count = max(0, min(left, len(order) - first, WAVES * wave))
-    ahead = [order.task_at(first + n).environment for n in range(count)]
+    ahead = [order.task_at(first + n) for n in range(count)]
     return [ahead[start : start + wave] for start in range(0, count, wave)]
