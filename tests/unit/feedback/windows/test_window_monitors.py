@@ -6,12 +6,13 @@ from collections.abc import Sequence
 import pytest
 from tests.support.feedback.turns import V1, turn
 
+from etude.common.feedback.payloads import EditAppliedPayload
 from etude.common.feedback.windows import WindowManifest
 from etude.common.monitors import registry
 from etude.common.monitors.window import Action, Finding, Monitor, Reference, Window
 from etude.feedback.credit import lowest_reward
 from etude.feedback.ledger.user_keys import UserId
-from etude.feedback.signals.history import RolloutHistory, TurnPlace, read_turn
+from etude.feedback.signals.history import RolloutEvent, RolloutHistory, TurnPlace, read_turn
 from etude.feedback.windows.draft import StoredRollout, WindowDraft
 from etude.feedback.windows.monitoring import WindowMonitors
 from etude.feedback.windows.settings import WindowRules
@@ -117,3 +118,33 @@ def test_a_penalised_rollout_stays_in_the_window_with_the_lowest_reward(
     assert len(manifest.rollouts) == 100
     assert not manifest.is_frozen
     assert manifest.findings == ("Third (Penalise): the third one is a hack",)
+
+
+def ask_or_edit(number: int, *, asking: int, editing: int) -> list[RolloutHistory]:
+    """Forty rollouts: the first ones ask, the next ones edit, the others just end."""
+    found: list[RolloutHistory] = []
+    for place in range(40):
+        record = turn("u", started_ms=1)
+        record.asks_question = place < asking
+        name = f"{number:016x}{place:016x}"
+        events = list[RolloutEvent]()
+        if asking <= place < asking + editing:
+            edit = EditAppliedPayload.model_validate(
+                {"turn": 0, "edit": name, "numLines": 1, "lineHashes": []}
+            )
+            events.append(RolloutEvent("edit_applied", 2, edit))
+        served = read_turn(record, TurnPlace("turns/w/0", 0))
+        found.append(RolloutHistory(name, UserId("acme", name), [served], events))
+    return found
+
+
+def test_a_policy_that_no_longer_edits_anything_still_pays_for_its_questions() -> None:
+    asks_only = ask_or_edit(2, asking=20, editing=0)
+    monitors = WindowMonitors({"Deferral": Action.WARN, "EditRate": Action.WARN})
+    # In a product that never edits files, a question is an answer like any other.
+    fresh = close(monitors, 1, asks_only, run_uid="talk")
+    assert {each.advantage for each in fresh.rollouts} == {0.0}
+    close(monitors, 2, ask_or_edit(1, asking=4, editing=30))
+    asked = close(monitors, 3, asks_only)
+    assert {each.advantage < 0 for each in asked.rollouts[:20]} == {True}
+    assert {each.advantage > 0 for each in asked.rollouts[20:]} == {True}

@@ -22,4 +22,4 @@ def measure(history: RolloutHistory, context: SignalContext) -> SignalValue:
     return SignalValue(float(is_deferral(history)), float(is_editing), state)
 
 
-SIGNAL = Signal("deferral", version=1, weight=-0.5, measure=measure)
+SIGNAL = Signal("deferral", version=2, weight=-0.5, measure=measure)

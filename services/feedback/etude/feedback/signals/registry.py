@@ -42,7 +42,11 @@ def signal_versions() -> Mapping[str, int]:
 
 
 def measure_rollouts(
-    histories: Sequence[RolloutHistory], *, horizon_s: float, now_ms: int
+    histories: Sequence[RolloutHistory],
+    *,
+    horizon_s: float,
+    now_ms: int,
+    editing: frozenset[str] = frozenset(),
 ) -> list[RolloutOutcome]:
     """Measure all signals of rollouts of one version, which share the figures of censoring.
 
@@ -50,11 +54,14 @@ def measure_rollouts(
         histories: each with at least one turn. [N]
         horizon_s: age at which edits and outcomes count.
         now_ms: time of the server.
+        editing: hashes of configurations in which earlier rollouts edited files. Without them, a
+            policy that no longer edits anything would have its questions for nothing.
 
     Returns:
         One outcome for each. [N]
     """
     context = make_context(histories, horizon_s=horizon_s, now_ms=now_ms)
+    context = replace(context, editing=context.editing | editing)
     return [_measure(history, context) for history in histories]
 
 

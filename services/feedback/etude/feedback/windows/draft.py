@@ -10,6 +10,7 @@ from etude.common.monitors.registry import penalise
 from etude.common.monitors.window import Action
 from etude.common.weights import VersionId
 from etude.feedback.credit import credit_rewards, lowest_reward, reward_rollouts
+from etude.feedback.evasions import cap_evasions, price_evasions
 from etude.feedback.signals.history import RolloutHistory
 from etude.feedback.signals.registry import measure_rollouts, signal_versions
 from etude.feedback.windows.monitoring import WindowMonitors, count_rollout, make_window
@@ -47,20 +48,29 @@ class WindowDraft:
     def finish(self, rules: WindowRules, monitors: WindowMonitors) -> WindowManifest:
         """Credit the rollouts: what a monitor penalises gets the lowest reward, and stays."""
         histories = [each.history for each in self.rollouts]
-        outcomes = measure_rollouts(histories, horizon_s=rules.horizon_s, now_ms=self.closed_ms)
+        outcomes = measure_rollouts(
+            histories,
+            horizon_s=rules.horizon_s,
+            now_ms=self.closed_ms,
+            editing=monitors.editing_configs(self.run_uid),
+        )
         counts = [count_rollout(history) for history in histories]
         exclusions = tuple(
             WindowExclusion(rollout=rollout, reason=reason)
             for rollout, reason in sorted(self.exclusions.items())
         )
         findings = monitors.evaluate(self.run_uid, make_window(counts, exclusions))
-        rewards = penalise(
-            reward_rollouts(outcomes, rules.weights),
-            findings,
-            floor=lowest_reward(rules.weights),
-        )
         strata = [name_stratum(history) for history in histories]
         users = [history.user for history in histories]
+        rewards = cap_evasions(
+            reward_rollouts(outcomes, rules.weights),
+            users,
+            strata,
+            prices=price_evasions(outcomes, counts, rules.weights),
+            edited=[each.edits > 0 for each in counts],
+            weights=rules.weights,
+        )
+        rewards = penalise(rewards, findings, floor=lowest_reward(rules.weights))
         credited = credit_rewards(rewards, users, strata)
         return WindowManifest(
             number=self.number,

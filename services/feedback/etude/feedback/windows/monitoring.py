@@ -29,6 +29,7 @@ class WindowMonitors:
 
     actions: Mapping[str, Action] = field(default_factory=dict)
     """Of monitors that do something else than by default, by name."""
+    _editing: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     _references: dict[str, list[Window]] = field(default_factory=lambda: defaultdict(list))
     _previous: dict[str, deque[Window]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=PREVIOUS_WINDOWS))
@@ -37,12 +38,19 @@ class WindowMonitors:
     def add(self, manifest: WindowManifest) -> None:
         """Add a closed window."""
         counts = [each.counts for each in manifest.rollouts]
+        self._editing[manifest.run_uid] |= {
+            each.stratum.rpartition("/")[2] for each in manifest.rollouts if each.counts.edits
+        }
         window = make_window(counts, manifest.exclusions)
         reference = self._references[manifest.run_uid]
         if not manifest.findings and len(reference) < REFERENCE_WINDOWS:
             reference.append(window)
         else:
             self._previous[manifest.run_uid].append(window)
+
+    def editing_configs(self, run_uid: str) -> frozenset[str]:
+        """Hashes of the configurations in which rollouts of earlier windows edited files."""
+        return frozenset(self._editing[run_uid])
 
     def evaluate(self, run_uid: str, window: Window) -> list[Finding]:
         """Findings that the window raises."""

@@ -1,0 +1,116 @@
+"""Evasions: questions and broken calls are never worth more than the work that they avoid."""
+
+import statistics
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from etude.common.feedback.windows import RolloutCounts
+from etude.common.weights import VersionId
+from etude.feedback.credit import credit_rewards, lowest_reward
+from etude.feedback.evasions import cap_evasions, price_evasions
+from etude.feedback.ledger.user_keys import UserId
+from etude.feedback.signals.outcome import RolloutOutcome, SignalValue
+
+WEIGHTS = {"deferral": -0.5, "broken_tool_call": -1.0}
+WORK, QUESTION, BROKEN = 0.0, 0.5, 1.0
+"""Prices."""
+
+
+def users(count: int) -> list[UserId]:
+    return [UserId("acme", f"{number:032x}") for number in range(count)]
+
+
+def outcome(deferral: SignalValue) -> RolloutOutcome:
+    return RolloutOutcome(
+        rollout="r",
+        tenant="acme",
+        user="u",
+        policy=VersionId(1, 1),
+        arm="",
+        experiment="",
+        started_ms=1,
+        values={"deferral": deferral},
+    )
+
+
+ROWS = st.lists(
+    st.tuples(st.floats(-4, 4), st.sampled_from([WORK, QUESTION, BROKEN]), st.booleans()),
+    min_size=6,
+    max_size=120,
+)
+
+
+@given(rows=ROWS)
+def test_evasions_have_no_positive_advantage_in_the_mean(
+    rows: list[tuple[float, float, bool]],
+) -> None:
+    rewards, prices, edited = (list(column) for column in zip(*rows, strict=True))
+    if sum(not price for price in prices) < 4:
+        return
+    people, strata = users(len(rows)), ["acme/x"] * len(rows)
+    edited = [edit and not price for edit, price in zip(edited, prices, strict=True)]
+    capped = cap_evasions(rewards, people, strata, prices=prices, edited=edited, weights=WEIGHTS)
+    credited = credit_rewards(capped, people, strata)
+    evading = [each.reward for each, price in zip(credited, prices, strict=True) if price]
+    working = [each.reward for each, price in zip(credited, prices, strict=True) if not price]
+    assert working == [reward for reward, price in zip(rewards, prices, strict=True) if not price]
+    if evading:
+        # Up to what one user, who is left out of the own worth, adds to a mean.
+        slack = 8 / len(working)
+        assert statistics.fmean(evading) <= statistics.fmean(working) - QUESTION + slack
+
+
+def test_where_work_earns_complaints_a_question_that_earns_none_is_worth_less() -> None:
+    """Of 80 users 68 are asked; those who got work complain, and the others do not mind."""
+    rewards, prices = [0.3] * 68 + [-0.8] * 12, [QUESTION] * 68 + [WORK] * 12
+    people, strata = users(80), ["acme/x"] * 80
+    before = credit_rewards(rewards, people, strata)
+    assert before[0].advantage > 0 > before[-1].advantage
+    capped = cap_evasions(
+        rewards, people, strata, prices=prices, edited=[False] * 80, weights=WEIGHTS
+    )
+    after = credit_rewards(capped, people, strata)
+    assert capped[0] == pytest.approx(-1.3)
+    assert after[0].advantage < 0 < after[-1].advantage
+
+
+def test_work_that_gave_up_does_not_make_a_question_cheap_nor_edits_make_it_dear() -> None:
+    rewards = [1.0, 1.0, 1.0, -2.0, -2.0, -2.0, 0.9]
+    edited = [True, True, True, False, False, False, False]
+    prices = [WORK] * 6 + [QUESTION]
+    capped = cap_evasions(
+        rewards, users(7), ["s"] * 7, prices=prices, edited=edited, weights=WEIGHTS
+    )
+    assert capped[-1] == pytest.approx(-0.5 - QUESTION)
+    # Bad edits count as they are: a question is worth less than them, too.
+    rewards[:3] = [-3.0] * 3
+    capped = cap_evasions(
+        rewards, users(7), ["s"] * 7, prices=prices, edited=edited, weights=WEIGHTS
+    )
+    assert capped[-1] == pytest.approx(-3.0 - QUESTION)
+
+
+def test_where_nobody_works_all_evasions_are_worth_the_same() -> None:
+    rewards, prices = [0.5, -0.5, 0.1, 0.2], [QUESTION, BROKEN, QUESTION, BROKEN]
+    capped = cap_evasions(
+        rewards, users(4), ["s"] * 4, prices=prices, edited=[False] * 4, weights=WEIGHTS
+    )
+    assert capped == [lowest_reward(WEIGHTS)] * 4
+
+
+def test_prices_are_those_of_the_signals_and_a_weight_of_zero_has_none() -> None:
+    asks, works, free = (SignalValue(*each) for each in ((1, 1), (0, 1), (1, 0)))
+    cases = [
+        (asks, RolloutCounts(is_question=True), 0.5),
+        (works, RolloutCounts(calls=4, broken_calls=2), 1.0),
+        (works, RolloutCounts(calls=4, broken_calls=1), 0.0),
+        (works, RolloutCounts(calls=4, broken_calls=3, edits=1), 0.0),
+        (asks, RolloutCounts(calls=1, broken_calls=1, is_question=True), 1.0),
+        (free, RolloutCounts(is_question=True), 0.0),
+    ]
+    outcomes, counts = [outcome(each) for each, _, _ in cases], [each for _, each, _ in cases]
+    assert price_evasions(outcomes, counts, WEIGHTS) == [price for _, _, price in cases]
+    naive = {"deferral": 0.0, "dissatisfied_followup": -1.0}
+    assert price_evasions(outcomes, counts, naive) == [0.0] * len(cases)
