@@ -51,7 +51,7 @@ def test_evasions_have_no_positive_advantage_in_the_mean(
         return
     people, strata = users(len(rows)), ["acme/x"] * len(rows)
     edited = [edit and not price for edit, price in zip(edited, prices, strict=True)]
-    capped = cap_evasions(rewards, people, strata, prices=prices, edited=edited, weights=WEIGHTS)
+    capped = cap_evasions(rewards, people, strata, prices=prices, has_edits=edited, weights=WEIGHTS)
     credited = credit_rewards(capped, people, strata)
     evading = [each.reward for each, price in zip(credited, prices, strict=True) if price]
     working = [each.reward for each, price in zip(credited, prices, strict=True) if not price]
@@ -69,7 +69,7 @@ def test_where_work_earns_complaints_a_question_that_earns_none_is_worth_less() 
     before = credit_rewards(rewards, people, strata)
     assert before[0].advantage > 0 > before[-1].advantage
     capped = cap_evasions(
-        rewards, people, strata, prices=prices, edited=[False] * 80, weights=WEIGHTS
+        rewards, people, strata, prices=prices, has_edits=[False] * 80, weights=WEIGHTS
     )
     after = credit_rewards(capped, people, strata)
     assert capped[0] == pytest.approx(-1.3)
@@ -81,13 +81,13 @@ def test_work_that_gave_up_does_not_make_a_question_cheap_nor_edits_make_it_dear
     edited = [True, True, True, False, False, False, False]
     prices = [WORK] * 6 + [QUESTION]
     capped = cap_evasions(
-        rewards, users(7), ["s"] * 7, prices=prices, edited=edited, weights=WEIGHTS
+        rewards, users(7), ["s"] * 7, prices=prices, has_edits=edited, weights=WEIGHTS
     )
     assert capped[-1] == pytest.approx(-0.5 - QUESTION)
     # Bad edits count as they are: a question is worth less than them, too.
     rewards[:3] = [-3.0] * 3
     capped = cap_evasions(
-        rewards, users(7), ["s"] * 7, prices=prices, edited=edited, weights=WEIGHTS
+        rewards, users(7), ["s"] * 7, prices=prices, has_edits=edited, weights=WEIGHTS
     )
     assert capped[-1] == pytest.approx(-3.0 - QUESTION)
 
@@ -95,7 +95,7 @@ def test_work_that_gave_up_does_not_make_a_question_cheap_nor_edits_make_it_dear
 def test_where_nobody_works_all_evasions_are_worth_the_same() -> None:
     rewards, prices = [0.5, -0.5, 0.1, 0.2], [QUESTION, BROKEN, QUESTION, BROKEN]
     capped = cap_evasions(
-        rewards, users(4), ["s"] * 4, prices=prices, edited=[False] * 4, weights=WEIGHTS
+        rewards, users(4), ["s"] * 4, prices=prices, has_edits=[False] * 4, weights=WEIGHTS
     )
     assert capped == [lowest_reward(WEIGHTS)] * 4
 

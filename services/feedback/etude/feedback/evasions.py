@@ -66,7 +66,7 @@ def cap_evasions(
     strata: Sequence[str],
     *,
     prices: Sequence[float],
-    edited: Sequence[bool],
+    has_edits: Sequence[bool],
     weights: Mapping[str, float],
 ) -> list[float]:
     """Rewards, those of evasions at most the worth of the work less their price.  [N] -> [N].
@@ -80,14 +80,14 @@ def cap_evasions(
         users: their users. [N]
         strata: sets of rollouts that are compared. [N]
         prices: of evasions; 0 for rollouts that work. [N]
-        edited: rollouts that applied an edit. [N]
+        has_edits: rollouts that applied an edit. [N]
         weights: of the signals.
     """
     works = _mean_rewards(rewards, users, strata, [not price for price in prices])
-    edits = _mean_rewards(rewards, users, strata, edited)
+    edits = _mean_rewards(rewards, users, strata, has_edits)
     lowest = lowest_reward(weights)
 
-    def most(user: UserId, stratum: str, price: float) -> float:
+    def bound_reward(user: UserId, stratum: str, price: float) -> float:
         for name in (stratum, ""):
             found = [each.without(user) for means in (works, edits) if (each := means.get(name))]
             known = [mean for mean in found if mean is not None]
@@ -96,7 +96,7 @@ def cap_evasions(
         return lowest
 
     return [
-        min(reward, most(user, stratum, price)) if price else reward
+        min(reward, bound_reward(user, stratum, price)) if price else reward
         for reward, user, stratum, price in zip(rewards, users, strata, prices, strict=True)
     ]
 

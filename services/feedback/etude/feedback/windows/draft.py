@@ -67,7 +67,7 @@ class WindowDraft:
             users,
             strata,
             prices=price_evasions(outcomes, counts, rules.weights),
-            edited=[each.edits > 0 for each in counts],
+            has_edits=[each.edits > 0 for each in counts],
             weights=rules.weights,
         )
         rewards = penalise(rewards, findings, floor=lowest_reward(rules.weights))
