@@ -72,7 +72,7 @@ def cap_evasions(
     """Rewards, those of evasions at most the worth of the work less their price.  [N] -> [N].
 
     The worth is the smaller of two means over the other users of a stratum: of rollouts that edit,
-    and of all that do not evade. So the mean advantage of evasions is never above 0. Where nobody
+    and of all that do not evade. So the mean advantage of evasions is never above 0. Where no rollout
     works, in the stratum or the window, all evasions get the lowest reward, and nothing is learned.
 
     Args:
