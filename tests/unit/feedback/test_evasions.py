@@ -9,12 +9,12 @@ from hypothesis import given
 from etude.common.feedback.windows import RolloutCounts
 from etude.common.weights import VersionId
 from etude.feedback.credit import credit_rewards, lowest_reward
-from etude.feedback.evasions import cap_evasions, price_evasions
+from etude.feedback.evasions import lower_evasions, price_evasions
 from etude.feedback.ledger.user_keys import UserId
 from etude.feedback.signals.outcome import RolloutOutcome, SignalValue
 
 WEIGHTS = {"deferral": -0.5, "broken_tool_call": -1.0}
-WORK, QUESTION, BROKEN = 0.0, 0.5, 1.0
+WORK, QUESTION, BROKEN = 0.0, 1.0, 2.0
 """Prices."""
 
 
@@ -51,8 +51,10 @@ def test_evasions_have_no_positive_advantage_in_the_mean(
         return
     people, strata = users(len(rows)), ["acme/x"] * len(rows)
     edited = [edit and not price for edit, price in zip(edited, prices, strict=True)]
-    capped = cap_evasions(rewards, people, strata, prices=prices, has_edits=edited, weights=WEIGHTS)
-    credited = credit_rewards(capped, people, strata)
+    lowered = lower_evasions(
+        rewards, people, strata, prices=prices, has_edits=edited, weights=WEIGHTS
+    )
+    credited = credit_rewards(lowered, people, strata)
     evading = [each.reward for each, price in zip(credited, prices, strict=True) if price]
     working = [each.reward for each, price in zip(credited, prices, strict=True) if not price]
     assert working == [reward for reward, price in zip(rewards, prices, strict=True) if not price]
@@ -68,11 +70,11 @@ def test_where_work_earns_complaints_a_question_that_earns_none_is_worth_less() 
     people, strata = users(80), ["acme/x"] * 80
     before = credit_rewards(rewards, people, strata)
     assert before[0].advantage > 0 > before[-1].advantage
-    capped = cap_evasions(
+    lowered = lower_evasions(
         rewards, people, strata, prices=prices, has_edits=[False] * 80, weights=WEIGHTS
     )
-    after = credit_rewards(capped, people, strata)
-    assert capped[0] == pytest.approx(-1.3)
+    after = credit_rewards(lowered, people, strata)
+    assert lowered[0] == pytest.approx(-1.8)
     assert after[0].advantage < 0 < after[-1].advantage
 
 
@@ -80,34 +82,48 @@ def test_work_that_gave_up_does_not_make_a_question_cheap_nor_edits_make_it_dear
     rewards = [1.0, 1.0, 1.0, -2.0, -2.0, -2.0, 0.9]
     edited = [True, True, True, False, False, False, False]
     prices = [WORK] * 6 + [QUESTION]
-    capped = cap_evasions(
+    lowered = lower_evasions(
         rewards, users(7), ["s"] * 7, prices=prices, has_edits=edited, weights=WEIGHTS
     )
-    assert capped[-1] == pytest.approx(-0.5 - QUESTION)
+    assert lowered[-1] == pytest.approx(-0.5 - QUESTION)
     # Bad edits count as they are: a question is worth less than them, too.
     rewards[:3] = [-3.0] * 3
-    capped = cap_evasions(
+    lowered = lower_evasions(
         rewards, users(7), ["s"] * 7, prices=prices, has_edits=edited, weights=WEIGHTS
     )
-    assert capped[-1] == pytest.approx(-3.0 - QUESTION)
+    assert lowered[-1] == pytest.approx(-3.0 - QUESTION)
+
+
+def test_questions_keep_their_differences() -> None:
+    """A question that its user liked is worth more than one that annoyed, and both pay."""
+    rewards, prices = [1.0, 0.0, 0.5, 0.2, 0.2, 0.2], [QUESTION] * 3 + [WORK] * 3
+    lowered = lower_evasions(
+        rewards, users(6), ["s"] * 6, prices=prices, has_edits=[False] * 6, weights=WEIGHTS
+    )
+    assert lowered == pytest.approx([-0.3, -1.3, -0.8, 0.2, 0.2, 0.2])
+    # Questions that earn less than that by themselves stay as they are.
+    again = lower_evasions(
+        lowered, users(6), ["s"] * 6, prices=prices, has_edits=[False] * 6, weights=WEIGHTS
+    )
+    assert again == pytest.approx(lowered)
 
 
 def test_where_nobody_works_all_evasions_are_worth_the_same() -> None:
     rewards, prices = [0.5, -0.5, 0.1, 0.2], [QUESTION, BROKEN, QUESTION, BROKEN]
-    capped = cap_evasions(
+    lowered = lower_evasions(
         rewards, users(4), ["s"] * 4, prices=prices, has_edits=[False] * 4, weights=WEIGHTS
     )
-    assert capped == [lowest_reward(WEIGHTS)] * 4
+    assert lowered == [lowest_reward(WEIGHTS)] * 4
 
 
 def test_prices_are_those_of_the_signals_and_a_weight_of_zero_has_none() -> None:
     asks, works, free = (SignalValue(*each) for each in ((1, 1), (0, 1), (1, 0)))
     cases = [
-        (asks, RolloutCounts(is_question=True), 0.5),
-        (works, RolloutCounts(calls=4, broken_calls=2), 1.0),
+        (asks, RolloutCounts(is_question=True), QUESTION),
+        (works, RolloutCounts(calls=4, broken_calls=2), BROKEN),
         (works, RolloutCounts(calls=4, broken_calls=1), 0.0),
         (works, RolloutCounts(calls=4, broken_calls=3, edits=1), 0.0),
-        (asks, RolloutCounts(calls=1, broken_calls=1, is_question=True), 1.0),
+        (asks, RolloutCounts(calls=1, broken_calls=1, is_question=True), BROKEN),
         (free, RolloutCounts(is_question=True), 0.0),
     ]
     outcomes, counts = [outcome(each) for each, _, _ in cases], [each for _, each, _ in cases]

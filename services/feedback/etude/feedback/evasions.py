@@ -16,6 +16,8 @@ from etude.feedback.ledger.user_keys import UserId
 from etude.feedback.signals import broken_tool_call, deferral
 from etude.feedback.signals.outcome import RolloutOutcome
 
+SCALE = 2.0
+"""Smallest difference that a signal of 0 and 1 has once it is scaled by its spread."""
 MOST_BROKEN = 0.5
 """Share of broken calls from which a rollout without an edit has avoided the work."""
 
@@ -27,7 +29,8 @@ def price_evasions(
 ) -> list[float]:
     """Price of each rollout that avoids the work; 0 for one that does not.  [N], [N] -> [N].
 
-    It is what the weight of its signal says: a weight of 0 turns the price off.
+    It is twice the weight of its signal: the spread of what is true or false is at most 1/2, and so
+    a scaled signal tells two rollouts apart by 2 or more. A weight of 0 turns the price off.
     """
     return [
         max(_price_question(outcome, weights), _price_broken_calls(each, weights))
@@ -38,13 +41,14 @@ def price_evasions(
 def _price_question(outcome: RolloutOutcome, weights: Mapping[str, float]) -> float:
     value = outcome.values[deferral.SIGNAL.name]
     is_evasion = value.denominator > 0 and value.numerator > 0
-    return max(0.0, -weights.get(deferral.SIGNAL.name, 0.0)) if is_evasion else 0.0
+    return max(0.0, -SCALE * weights.get(deferral.SIGNAL.name, 0.0)) if is_evasion else 0.0
 
 
 def _price_broken_calls(counts: RolloutCounts, weights: Mapping[str, float]) -> float:
     is_broken = counts.broken_calls > 0 and counts.broken_calls >= MOST_BROKEN * counts.calls
     is_evasion = is_broken and not counts.edits
-    return max(0.0, -weights.get(broken_tool_call.SIGNAL.name, 0.0)) if is_evasion else 0.0
+    weight = weights.get(broken_tool_call.SIGNAL.name, 0.0)
+    return max(0.0, -SCALE * weight) if is_evasion else 0.0
 
 
 class _Means(NamedTuple):
@@ -53,6 +57,11 @@ class _Means(NamedTuple):
     by_user: Mapping[UserId, float]
     total: float
 
+    @property
+    def mean(self) -> float:
+        """Mean over all users."""
+        return self.total / len(self.by_user)
+
     def without(self, user: UserId) -> float | None:
         """Mean over the other users; None if they are too few."""
         own = self.by_user.get(user)
@@ -60,7 +69,7 @@ class _Means(NamedTuple):
         return (self.total - (own or 0.0)) / others if others >= FEWEST_USERS - 1 else None
 
 
-def cap_evasions(
+def lower_evasions(
     rewards: Sequence[float],
     users: Sequence[UserId],
     strata: Sequence[str],
@@ -69,11 +78,13 @@ def cap_evasions(
     has_edits: Sequence[bool],
     weights: Mapping[str, float],
 ) -> list[float]:
-    """Rewards, those of evasions at most the worth of the work less their price.  [N] -> [N].
+    """Rewards, with evasions worth less in the mean than the work by their price.  [N] -> [N].
 
-    The worth is the smaller of two means over the other users of a stratum: of rollouts that edit,
-    and of all that do not evade. So the mean advantage of evasions is never above 0. Where no rollout
-    works, in the stratum or the window, all evasions get the lowest reward, and nothing is learned.
+    The worth of the work is the smaller of two means over the other users of a stratum: of rollouts
+    that edit, and of all that do not evade. Evasions of one price lose as much as their mean is
+    above that worth less the price, and keep their differences. So their mean advantage is never
+    above 0. Where no rollout works, in the stratum or the window, all evasions get the lowest
+    reward, and nothing is learned.
 
     Args:
         rewards: of signals. [N]
@@ -85,18 +96,23 @@ def cap_evasions(
     """
     works = _mean_rewards(rewards, users, strata, [not price for price in prices])
     edits = _mean_rewards(rewards, users, strata, has_edits)
+    evading = {
+        price: _mean_rewards(rewards, users, strata, [each == price for each in prices])
+        for price in {*prices} - {0.0}
+    }
     lowest = lowest_reward(weights)
 
-    def bound_reward(user: UserId, stratum: str, price: float) -> float:
+    def lower(reward: float, user: UserId, stratum: str, price: float) -> float:
         for name in (stratum, ""):
             found = [each.without(user) for means in (works, edits) if (each := means.get(name))]
             known = [mean for mean in found if mean is not None]
             if known:
-                return min(known) - price
+                excess = evading[price][name].mean - (min(known) - price)
+                return reward - max(0.0, excess)
         return lowest
 
     return [
-        min(reward, bound_reward(user, stratum, price)) if price else reward
+        lower(reward, user, stratum, price) if price else reward
         for reward, user, stratum, price in zip(rewards, users, strata, prices, strict=True)
     ]
 

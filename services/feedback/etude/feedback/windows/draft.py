@@ -10,7 +10,7 @@ from etude.common.monitors.registry import penalise
 from etude.common.monitors.window import Action
 from etude.common.weights import VersionId
 from etude.feedback.credit import credit_rewards, lowest_reward, reward_rollouts
-from etude.feedback.evasions import cap_evasions, price_evasions
+from etude.feedback.evasions import lower_evasions, price_evasions
 from etude.feedback.signals.history import RolloutHistory
 from etude.feedback.signals.registry import measure_rollouts, signal_versions
 from etude.feedback.windows.monitoring import WindowMonitors, count_rollout, make_window
@@ -62,7 +62,7 @@ class WindowDraft:
         findings = monitors.evaluate(self.run_uid, make_window(counts, exclusions))
         strata = [name_stratum(history) for history in histories]
         users = [history.user for history in histories]
-        rewards = cap_evasions(
+        rewards = lower_evasions(
             reward_rollouts(outcomes, rules.weights),
             users,
             strata,
