@@ -12,6 +12,7 @@ from tests.support.environments.image_leases import (
     settled,
     write_image,
 )
+from tests.support.vm import guests
 
 from etude.common.api.pool.spec import DriverName
 from etude.envserver.drivers.base import Verification
@@ -74,6 +75,26 @@ async def test_a_lease_begins_with_the_repository_of_its_tasks_image(
     assert graded.collected == b"1\n"
 
 
+async def test_commands_go_by_env_user_and_workdir_of_the_image(host: Host, tmp_path: Path) -> None:
+    image = write_image(tmp_path / "layouts/one", "one", User="builder", WorkingDir="/usr/src/app")
+    await opened_at_last(host, "a", image)
+    told = await says(
+        host, "a", "say $WORD:$USER:$HOME:$CI; readlink /usr/src/app; echo 1 > ~/notes; id -u"
+    )
+    assert told.split("\n")[:3] == ["of the image:builder:/home/builder:1", "/workspace", "1000"]
+
+    # Hidden tests have the same variables.
+    work = Verification(
+        template=host.find("a").record.template,
+        workspace={},
+        tests={"test.sh": File(b"mkdir -p /logs; say $WORD$USER > /logs/said\n")},
+        command="sh /tests/test.sh",
+        timeout_s=60,
+        reward_path="/logs/said",
+    )
+    assert (await host.driver.verify(work)).collected == b"of the imagebuilder\n"
+
+
 async def test_a_successor_adopts_a_lease_with_an_image_of_its_task(
     host: Host, tmp_path: Path
 ) -> None:
@@ -92,21 +113,24 @@ async def test_a_successor_adopts_a_lease_with_an_image_of_its_task(
     )
     assert await successor.take_over() == (1, 0)
     assert "fixed" in await says(successor, "a", "cat shop.txt /etc/word")
+    assert "of the image" in await says(successor, "a", "say $WORD")
 
 
 async def test_an_image_in_use_stays_and_the_one_used_least_recently_goes(
     host: Host, tmp_path: Path
 ) -> None:
-    assert host.images is not None
+    images = host.images
+    assert images is not None
     one, two, three = (
         write_image(tmp_path / "layouts" / name, name) for name in ("one", "two", "three")
     )
     await opened_at_last(host, "a", one)
     await opened_at_last(host, "b", two)
     await host.close(["b"])
-    host.images.budget_bytes = 1
+    images.budget_bytes = 1
     await opened_at_last(host, "c", three)
-    assert host.images.digests == sorted([one.rpartition("@")[2], three.rpartition("@")[2]])
+    await guests.until(lambda: not images.pulled_digests)
+    assert images.digests == sorted([one.rpartition("@")[2], three.rpartition("@")[2]])
     assert (await says(host, "a", "cat /etc/word")).startswith("one")
     folders = BuildCache(tmp_path / "cache").entries("pulled")
     assert len(folders) == 2

@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.support import oci_layouts
@@ -16,7 +17,26 @@ PATIENCE_S = 240
 """A guest that is emulated boots in three seconds of a core that others use, too."""
 
 
-def write_image(layout: Path, word: str) -> str:
+SAY = b'#!/bin/sh\nexec echo "$@"\n'
+ENV = ["PATH=/opt/bin:/bin", "WORD=of the image"]
+
+
+PASSWD = b"root:x:0:0:root:/root:/bin/sh\nbuilder:x:1234:1234::/home/builder:/bin/sh\n"
+
+
+def owned(member: oci_layouts.Member) -> oci_layouts.Member:
+    """A file of the image's user."""
+    member[0].uid = member[0].gid = 1234
+    return member
+
+
+def write_image(
+    layout: Path,
+    word: str,
+    *,
+    layers: Iterable[Iterable[oci_layouts.Member]] = (),
+    **config: object,
+) -> str:
     """An image with a shell and a repository in its working folder; returns its reference."""
     programs = ("sh", "cat", "grep", "ls", "id", "echo", "mkdir", "readlink")
     busybox = Path(shutil.which("busybox") or "busybox").read_bytes()
@@ -24,14 +44,18 @@ def write_image(layout: Path, word: str) -> str:
         *(folder("bin"), folder("etc"), file("bin/busybox", busybox, mode=0o755)),
         *(link(f"bin/{name}", "busybox") for name in programs),
         file("bin/bash", b'#!/bin/sh\nexec /bin/sh "$@"\n', mode=0o755),
-        file("etc/word", word.encode()),
+        *(file("etc/word", word.encode()), file("etc/passwd", PASSWD)),
+        *(folder("opt"), folder("opt/bin"), file("opt/bin/say", SAY, mode=0o755)),
+        *(folder("home"), owned(folder("home/builder")), owned(file("home/builder/notes"))),
     ]
     repository = [
         folder("app"),
         file("app/shop.txt", b"broken\n"),
         file("app/run", b"#!", mode=0o755),
     ]
-    digest = oci_layouts.write_layout(layout, base, repository, config={"WorkingDir": "/app"})
+    digest = oci_layouts.write_layout(
+        layout, base, repository, *layers, config={"WorkingDir": "/app", "Env": ENV, **config}
+    )
     return f"{layout.as_uri()}@{digest}"
 
 

@@ -10,10 +10,15 @@ import pytest
 from typing_extensions import override
 
 from etude.common.pinned_images import PinnedImage
-from etude.envserver.drivers.base import SandboxError
+from etude.envserver.drivers.base import ImageSize, SandboxError
 from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host.host import Host
-from etude.envserver.host.task_images import TaskImages, TaskTemplate, WantedImage
+from etude.envserver.host.task_images import (
+    ImageNotReadyError,
+    TaskImages,
+    TaskTemplate,
+    WantedImage,
+)
 from etude.envserver.host.workspace_sources import WorkspaceSource, WorkspaceSources
 from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.built_image import BuiltImage, read_image
@@ -43,17 +48,22 @@ class ImageDriver(MemoryDriver):
     refuses: bool = False
     templates: set[str] = field(default_factory=set)
     removed: list[str] = field(default_factory=list)
+    rested: list[str] = field(default_factory=list)
 
     @override
     def template_image(self, template: str) -> BuiltImage:
         return BuiltImage(folder=self.leases, name=template, address="machine", files={})
 
     @override
-    async def add_image(self, name: str, image: BuiltImage) -> int:
+    async def add_image(self, name: str, image: BuiltImage) -> ImageSize:
         if self.refuses:
             raise SandboxError("the image cannot be started")
         self.templates.add(name)
-        return 0
+        return ImageSize(0, memory=10)
+
+    @override
+    async def rest_image(self, address: str) -> None:
+        self.rested.append(address)
 
     @override
     async def remove_image(self, address: str) -> None:
@@ -170,3 +180,22 @@ async def test_an_image_of_two_templates_stays_while_one_of_them_is_used(
     images.in_use = tuple
     await images.get("python", reference("c"))
     assert images.digests == [DIGESTS["c"]]
+
+
+async def test_templates_beyond_the_memory_rest_on_the_disk_until_they_are_needed(
+    images: TaskImages,
+) -> None:
+    assert isinstance(images.driver, ImageDriver)
+    images.budget_bytes, images.memory_bytes = 1 << 30, 20
+    for name in "abc":
+        await images.get("python", reference(name))
+    assert images.digests == [DIGESTS[name] for name in "abc"]
+    assert images.driver.rested == [DIGESTS["a"][7:39]]
+    # An order for it is repeated while it loads; one that a lease uses stays.
+    images.in_use = lambda: [f"python@{DIGESTS['b']}"]
+    with pytest.raises(ImageNotReadyError):
+        images.find("python", reference("a"))
+    await settle(images)
+    assert images.find("python", reference("a")).image == reference("a")
+    assert images.driver.rested[1:] == [DIGESTS["c"][7:39]]
+    assert images.driver.removed == []

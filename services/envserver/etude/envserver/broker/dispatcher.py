@@ -21,7 +21,10 @@ MAX_TRIES = 3
 """Hosts that may fail an environment before its client hears of it."""
 
 IMAGE_WAIT_S = 1.0
-"""Time until a host that pulls an image is asked again."""
+"""Longest time until a host that pulls an image is asked again."""
+LEAST_IMAGE_WAIT_S = 0.1
+WAITED_SHARE = 0.25
+"""Of the time that a launch has waited: a pull takes from a moment to minutes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,7 +127,8 @@ class Dispatcher:
             )
 
     async def _requeue_later(self, turn: Turn) -> None:
-        await asyncio.sleep(IMAGE_WAIT_S)
+        waited_s = time.monotonic() - turn.batch.submitted_s
+        await asyncio.sleep(min(IMAGE_WAIT_S, max(LEAST_IMAGE_WAIT_S, WAITED_SHARE * waited_s)))
         self._requeue(turn)
         self.on_capacity(None)
 

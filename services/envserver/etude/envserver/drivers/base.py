@@ -169,6 +169,13 @@ class SavedSandbox:
     digest: str
 
 
+class ImageSize(NamedTuple):
+    """Bytes that a template of a task's image takes."""
+
+    disk: int
+    memory: int = 0
+
+
 class Sandbox(Protocol):
     """The workspace of one lease and its shell, behind the driver's isolation boundary.
 
@@ -322,14 +329,18 @@ class Driver(Protocol):
         """
         raise CapMissingError(self.name, "images", "its sandboxes see this machine's programs")
 
-    async def add_image(self, name: str, image: BuiltImage) -> int:
-        """Make a task's image a template of this name; returns the bytes that this takes on disk.
+    async def add_image(self, name: str, image: BuiltImage) -> ImageSize:
+        """Make a task's image a template of this name; returns what that takes.
 
         Raises:
             CapMissingError: its sandboxes have no image of their own.
             UserError: the image cannot be started.
         """
         raise CapMissingError(self.name, "images", "its sandboxes see this machine's programs")
+
+    async def rest_image(self, address: str) -> None:
+        """Free the memory of a task's image, of which there is no sandbox; `add_image` loads it."""
+        return  # a driver without images has none
 
     async def remove_image(self, address: str) -> None:
         """Forget a task's image, of which there is no sandbox, and remove what was made of it."""

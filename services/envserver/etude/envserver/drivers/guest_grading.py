@@ -8,7 +8,7 @@ covered: what the agent had a service do by a request. That is what a fork is gr
 its grade is weaker evidence.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 from etude.agent.workspace import ExecResult, PathFault, WorkspaceError
@@ -57,28 +57,33 @@ mkdir -m 755 {LOGS}
 chown {INSIDE_UID}:{INSIDE_UID} {LOGS}"""
 
 
-async def grade_fresh(channel: GuestCaller, work: Verification) -> CommandOutcome:
+async def grade_fresh(
+    channel: GuestCaller, work: Verification, environment: Mapping[str, str]
+) -> CommandOutcome:
     """Grade in a fresh guest."""
     await write_tree(channel, work.workspace, root=HOME)
     await write_tree(channel, work.tests, root=TESTS)
-    return await _grade(channel, work)
+    return await _grade(channel, work, environment)
 
 
 async def grade_new(
     channel: GuestCaller,
     work: Verification,
     *,
+    environment: Mapping[str, str],
     start: SandboxStart,
     destroy: Callable[[], Awaitable[None]],
 ) -> CommandOutcome:
     """Grade in a fresh guest that was started for this, and destroy it."""
     try:
-        return replace(await grade_fresh(channel, work), sandbox_start=start)
+        return replace(await grade_fresh(channel, work, environment), sandbox_start=start)
     finally:
         await destroy()
 
 
-async def grade_fork(channel: GuestCaller, work: Verification) -> CommandOutcome:
+async def grade_fork(
+    channel: GuestCaller, work: Verification, environment: Mapping[str, str]
+) -> CommandOutcome:
     """Grade in a fork of the agent's guest.
 
     Raises:
@@ -88,7 +93,7 @@ async def grade_fork(channel: GuestCaller, work: Verification) -> CommandOutcome
     await _as_root(channel, _CLEAR, _CLEAR_LIMIT_S, what="cleared of what the agent left")
     await write_tree(channel, work.workspace, root=HOME)
     await write_tree(channel, work.tests, root=TESTS, uid=ROOT_UID)
-    return await _grade(channel, work)
+    return await _grade(channel, work, environment)
 
 
 async def _end_agents_processes(channel: GuestCaller) -> None:
@@ -115,8 +120,12 @@ async def _as_root(channel: GuestCaller, script: str, limit_s: float, *, what: s
     return said
 
 
-async def _grade(channel: GuestCaller, work: Verification) -> CommandOutcome:
-    commands = GuestCommands(channel=channel, head_bytes=0, tail_bytes=GRADE_OUTPUT_BYTES)
+async def _grade(
+    channel: GuestCaller, work: Verification, environment: Mapping[str, str]
+) -> CommandOutcome:
+    commands = GuestCommands(
+        channel=channel, environment=environment, head_bytes=0, tail_bytes=GRADE_OUTPUT_BYTES
+    )
     done = await commands.run(work.command, work.timeout_s)
     logs = GuestWorkspace(channel, commands.run, cwd=LOGS)
     return to_outcome(done, await _collect(logs, work.reward_path))

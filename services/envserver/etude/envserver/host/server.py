@@ -16,6 +16,7 @@ from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
 from etude.envserver.drivers.base import Driver, DriverUnavailableError, IsolationStrength
 from etude.envserver.drivers.selection import DriverFolders, select_driver
+from etude.envserver.drivers.vm.start import start_scheduler
 from etude.envserver.host.access_service import AccessService
 from etude.envserver.host.grading import Grader
 from etude.envserver.host.heartbeat import MAX_BACKOFF_MS, HostHeartbeat
@@ -85,6 +86,8 @@ def check_isolation(
 
 log = logging.getLogger(__name__)
 
+IMAGES_SHARE = 4
+"""Divisor of a host's memory that gives what templates of tasks' images may take together."""
 DRAIN_S = 20.0
 """Grace for running calls; leases and their files stay for the next process."""
 
@@ -158,6 +161,7 @@ def _task_images(spec: EnvPoolSpec, driver: Driver, settings: HostSettings) -> T
         puller=puller,
         sources=spec.images.sources,
         budget_bytes=spec.images.disk_mib << 20,
+        memory_bytes=start_scheduler.host_memory_bytes() // IMAGES_SHARE,
     )
 
 

@@ -23,7 +23,6 @@ from etude.envserver.drivers.base import Driver, SandboxError
 from etude.envserver.images.build_cache import hold
 from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.images.pull import pulled_image
-from etude.envserver.images.pull.bounded_program import FillLimits, measure_folder
 from etude.envserver.images.pull.pulled_image import ImagePuller
 
 log = logging.getLogger(__name__)
@@ -72,6 +71,10 @@ class _KeptImage:
     held: int
     """Descriptor that keeps it in the cache."""
     num_bytes: int
+    """On the disk."""
+    memory_bytes: int
+    """Zero while it rests on the disk."""
+    is_resting: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,6 +86,9 @@ class TaskImages:
     sources: Collection[str]
     """Where images may come from: prefixes of references."""
     budget_bytes: int
+    """Disk space."""
+    memory_bytes: int = 1 << 60
+    """Memory of the templates that are ready; others rest on the disk, and load in a moment."""
     in_use: Callable[[], Collection[str]] = tuple
     """Driver's names of the templates that environments use."""
     _kept: dict[str, _KeptImage] = field(default_factory=dict)
@@ -111,7 +117,7 @@ class TaskImages:
         """
         image = self._parse(reference)
         name = task_template_name(template, image)
-        kept = self._kept.get(name)
+        kept = self._ready(name)
         if kept is None:
             if (error := self._failure(name)) is not None:
                 raise ImageUnavailableError(str(error)) from error
@@ -141,7 +147,11 @@ class TaskImages:
         typical = sum(k.num_bytes for k in self._kept.values()) // max(1, len(self._kept))
         num_pulling = len(self._pulling)
         for name, (template, image) in wanted.items():
-            if name in self._kept or name in self._pulling or self._failure(name) is not None:
+            if (
+                self._ready(name) is not None
+                or name in self._pulling
+                or self._failure(name) is not None
+            ):
                 continue
             room = self.budget_bytes - present - typical * (num_pulling + 1)
             if num_pulling >= PULLS_AHEAD or room < 0:
@@ -159,7 +169,7 @@ class TaskImages:
         """
         image = self._parse(reference)
         name = task_template_name(template, image)
-        if name not in self._kept:
+        if self._ready(name) is None:
             try:
                 await asyncio.shield(self._begin(name, template, image))
             except (UserError, CorruptError, OSError) as cause:
@@ -191,6 +201,11 @@ class TaskImages:
     def pulled_digests(self) -> list[str]:
         """Digests of the images that are being pulled."""
         return sorted({name.partition("@")[2] for name in self._pulling})
+
+    def _ready(self, name: str) -> _KeptImage | None:
+        """An image that is here and does not rest."""
+        kept = self._kept.get(name)
+        return None if kept is None or kept.is_resting else kept
 
     def _failure(self, name: str) -> Exception | None:
         """Error of its last pull, if that was a moment ago."""
@@ -249,17 +264,39 @@ class TaskImages:
         if held is None:
             return None
         try:
-            num_bytes = await self.driver.add_image(name, built)
-            size = await asyncio.to_thread(measure_folder, built.folder, FillLimits())
+            size = await self.driver.add_image(name, built)
+            own_bytes = await asyncio.to_thread(pulled_image.own_bytes, built.folder)
         except BaseException:  # a held image is never evicted
             os.close(held)
             raise
-        num_bytes += size.num_bytes
         found = TaskTemplate(name, str(image), built.first_files)
-        kept = _KeptImage(template=found, built=built, held=held, num_bytes=num_bytes)
-        self._kept[name] = kept
+        if (rested := self._kept.pop(name, None)) is not None:
+            os.close(rested.held)
+        self._kept[name] = _KeptImage(
+            template=found,
+            built=built,
+            held=held,
+            num_bytes=own_bytes + size.disk,
+            memory_bytes=size.memory,
+        )
         await self._evict(name)
-        return kept
+        await self._rest(name)
+        return self._kept[name]
+
+    async def _rest(self, newest: str) -> None:
+        """Free the memory of images that nothing uses, until the others fit."""
+        total = sum({k.built.address: k.memory_bytes for k in self._kept.values()}.values())
+        for name in self._eviction_order():
+            if total <= self.memory_bytes:
+                break
+            if self._ready(name) is None or not self._is_free(name, newest):
+                continue
+            address = self._kept[name].built.address
+            total -= self._kept[name].memory_bytes
+            for kept in self._kept.values():
+                if kept.built.address == address:
+                    kept.memory_bytes, kept.is_resting = 0, True
+            await self.driver.rest_image(address)
 
     async def _evict(self, newest: str) -> None:
         """Remove images that nothing uses, until the others fit into the budget.
@@ -287,7 +324,7 @@ class TaskImages:
         """Sizes of the images that an earlier process left, or another one holds; oldest first."""
         entries = self.puller.cache.entries(pulled_image.KIND)
         left = {
-            folder.name: measure_folder(folder, FillLimits()).num_bytes
+            folder.name: pulled_image.own_bytes(folder)
             for folder in entries
             if folder.name not in mine
         }

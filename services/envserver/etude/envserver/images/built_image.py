@@ -1,7 +1,8 @@
 """Built images in the cache: their files and manifests."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.common.errors import CorruptError
@@ -24,6 +25,8 @@ class BuiltImage:
     """Digest of the spec and of the agent in it."""
     files: dict[str, str]
     """SHA-256 of each file, by name."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of its commands, of an image that says some."""
     has_services: bool = False
     """Whether something runs in it beside what an agent starts."""
 
@@ -65,6 +68,7 @@ def read_image(folder: Path) -> BuiltImage:
         with path.open("rb") as file:
             found = json.loads(file.read(MAX_MANIFEST_BYTES))
         name, files = found["name"], {str(k): str(v) for k, v in found["files"].items()}
+        environment = {str(k): str(v) for k, v in found.get("environment", {}).items()}
         has_services = bool(found.get("spec", {}).get("services"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as cause:
         raise CorruptError(f"{path}: {cause}; remove the folder and build again") from cause
@@ -73,6 +77,7 @@ def read_image(folder: Path) -> BuiltImage:
         name=str(name),
         address=folder.name,
         files=files,
+        environment=environment,
         has_services=has_services,
     )
 

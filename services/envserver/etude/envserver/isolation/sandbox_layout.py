@@ -56,6 +56,12 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 """Environment variables of a command; a fixed hash seed makes test runs repeatable."""
 
+
+def command_environment(image: Mapping[str, str]) -> Mapping[str, str]:
+    """Environment variables of a command, those that its image says first."""
+    return {**ENVIRONMENT, **image}
+
+
 _RUN_TESTS = re.compile(r"\s*pytest( -q)?\s*")
 _RUN_FILE = re.compile(r"\s*python3? ([A-Za-z0-9_./-]*[A-Za-z0-9_]\.py)\s*")
 

@@ -30,6 +30,7 @@ from etude.envserver.drivers.base import (
     Driver,
     DriverCapabilities,
     DriverUnavailableError,
+    ImageSize,
     IsolationStrength,
     Sandbox,
     SandboxError,
@@ -113,6 +114,8 @@ class GvisorDriver(Driver):
     _runsc: RunscClient = field(init=False)
     _roots: dict[str, Path] = field(default_factory=dict)
     """Unpacked roots, by the template's name."""
+    _task_images: dict[str, BuiltImage] = field(default_factory=dict)
+    """Images of tasks, by the driver's name of their template."""
     _slots: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(2 * (os.cpu_count() or 1))
     )
@@ -156,7 +159,12 @@ class GvisorDriver(Driver):
     @override
     def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
         begin = partial(self._begin, template)
-        factory = ContainerFactory(runsc=self._runsc, begin=begin, slots=self._slots)
+        factory = ContainerFactory(
+            runsc=self._runsc,
+            begin=begin,
+            slots=self._slots,
+            image_environment=self._image_environment(template),
+        )
         return GvisorSandbox(folder, runner, factory)
 
     @override
@@ -166,7 +174,13 @@ class GvisorDriver(Driver):
             container = await self._begin(work.template, folder)
             start = SandboxStart(StartKind.SPAWN, time.monotonic() - asked_s)
             return await guest_grading.grade_new(
-                container, work, start=start, destroy=container.destroy
+                container,
+                work,
+                environment=sandbox_layout.command_environment(
+                    self._image_environment(work.template)
+                ),
+                start=start,
+                destroy=container.destroy,
             )
 
     @override
@@ -174,15 +188,17 @@ class GvisorDriver(Driver):
         return self.images[template]
 
     @override
-    async def add_image(self, name: str, image: BuiltImage) -> int:
+    async def add_image(self, name: str, image: BuiltImage) -> ImageSize:
         root = self._roots[name] = await unpack_root(image, self.scratch, _TASK_ROOTS)
-        return (await asyncio.to_thread(measure_folder, root, FillLimits())).num_bytes
+        self._task_images[name] = image
+        return ImageSize((await asyncio.to_thread(measure_folder, root, FillLimits())).num_bytes)
 
     @override
     async def remove_image(self, address: str) -> None:
         roots = BuildCache(self.scratch / "roots")
         gone = roots.root / _TASK_ROOTS / address / "root"
-        self._roots = {name: root for name, root in self._roots.items() if root != gone}
+        for name in [name for name, root in self._roots.items() if root == gone]:
+            del self._roots[name], self._task_images[name]
         await asyncio.to_thread(roots.remove, _TASK_ROOTS, address)
 
     @override
@@ -194,6 +210,10 @@ class GvisorDriver(Driver):
     @override
     def is_repeatable(self, command: str) -> bool:
         return sandbox_layout.parse_warm_command(command) is not None
+
+    def _image_environment(self, template: str) -> Mapping[str, str]:
+        image = self.images.get(template) or self._task_images.get(template)
+        return {} if image is None else image.environment
 
     async def _begin(self, template: str, folder: Path) -> GvisorContainer:
         root = self._roots.get(template)

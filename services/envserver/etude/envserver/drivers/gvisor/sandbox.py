@@ -9,7 +9,7 @@ import asyncio
 import secrets
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from etude.envserver.drivers.gvisor.container import CONFIG, GvisorContainer
 from etude.envserver.drivers.gvisor.runsc import RunscClient
 from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.guest.workspace_files import write_tree
+from etude.envserver.isolation import sandbox_layout
 from etude.envserver.storage.folders import FolderLimits
 from etude.envserver.storage.trees import Tree
 
@@ -43,6 +44,8 @@ class ContainerFactory:
     """Starts a container in an empty folder."""
     slots: asyncio.Semaphore
     """Slots for CPU-bound work of the host."""
+    image_environment: Mapping[str, str]
+    """Variables that its image says."""
 
 
 class GvisorSandbox(GuestSandbox[GvisorContainer]):
@@ -55,6 +58,11 @@ class GvisorSandbox(GuestSandbox[GvisorContainer]):
         self._folder, self._factory = lease / FOLDER, factory
         self._generation = 1
         self._guest = self._find_container()
+
+    @property
+    @override
+    def _environment(self) -> Mapping[str, str]:
+        return sandbox_layout.command_environment(self._factory.image_environment)
 
     def _find_container(self) -> GvisorContainer | None:
         name = current_container(self._lease)

@@ -20,6 +20,7 @@ from etude.envserver.drivers.base import (
     DriverCapabilities,
     DriverReadiness,
     DriverUnavailableError,
+    ImageSize,
     Sandbox,
     SandboxError,
     SandboxStart,
@@ -162,6 +163,7 @@ class VmDriver(Driver):
             run_slots=self.scheduler.run_slots,
             idle_timeouts=self.idle_timeouts,
             gate=egress.for_environment(pool_name, folder.name) if egress is not None else None,
+            image_environment=self._image_environment(template),
         )
         return VmSandbox(folder, runner, context, context.find(self._find_guest(folder)))
 
@@ -175,7 +177,13 @@ class VmDriver(Driver):
                 guest, kind = await self._launch(work.template, folder.name, folder / VM_FOLDER)
                 start = SandboxStart(kind, time.monotonic() - asked_s)
                 return await guest_grading.grade_new(
-                    guest.channel, work, start=start, destroy=guest.destroy
+                    guest.channel,
+                    work,
+                    environment=sandbox_layout.command_environment(
+                        self._image_environment(work.template)
+                    ),
+                    start=start,
+                    destroy=guest.destroy,
                 )
             finally:
                 self.scheduler.run_slots.give()
@@ -190,7 +198,7 @@ class VmDriver(Driver):
         return self.images[template]
 
     @override
-    async def add_image(self, name: str, image: BuiltImage) -> int:
+    async def add_image(self, name: str, image: BuiltImage) -> ImageSize:
         starter = self._starters.get(image.address)
         if starter is None:
             template = await self.load_template(image)
@@ -199,16 +207,21 @@ class VmDriver(Driver):
         self._task_images[name] = image
         folder = self._registry.templates / starter.template.compat_key
         await asyncio.to_thread(task_templates.mark_template, folder, image.address)
-        return (await asyncio.to_thread(measure_folder, folder, FillLimits())).num_bytes
+        disk = await asyncio.to_thread(measure_folder, folder, FillLimits())
+        return ImageSize(disk.num_bytes, starter.template.memory_bytes)
+
+    @override
+    async def rest_image(self, address: str) -> None:
+        starter = self._starters.pop(address, None)
+        if starter is not None:
+            await self._close_starter(starter)
 
     @override
     async def remove_image(self, address: str) -> None:
         names = [name for name, image in self._task_images.items() if image.address == address]
         for name in names:
             del self._task_images[name]
-        starter = self._starters.pop(address, None)
-        if starter is not None:
-            await self._close_starter(starter)
+        await self.rest_image(address)
         await asyncio.to_thread(
             task_templates.remove_image, self._registry.templates, address, self._pool_keys
         )
@@ -231,6 +244,10 @@ class VmDriver(Driver):
     def is_repeatable(self, command: str) -> bool:
         # A result that depends on other hosts is not decided by the files.
         return self.egress is None and sandbox_layout.parse_warm_command(command) is not None
+
+    def _image_environment(self, template: str) -> Mapping[str, str]:
+        image = self.images.get(template) or self._task_images.get(template)
+        return {} if image is None else image.environment
 
     def _find_guest(self, lease: Path) -> GuestVm | None:
         try:

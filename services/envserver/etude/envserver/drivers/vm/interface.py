@@ -89,6 +89,11 @@ class VmTemplate(Protocol):
     def compat_key(self) -> str:
         """Digest of all that its clones run on."""
 
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that it takes while it is open."""
+        return 0
+
     async def spawn(self, folder: Path, jail: Jail) -> Vmm:
         """Start a VMM that waits for the template's state or a delta of it."""
 

@@ -63,7 +63,8 @@ class VmSandbox(GuestSandbox[AutoSuspendingVm]):
     @override
     async def verify(self, work: Verification) -> CommandOutcome:
         self._running.vm.close_egress()
-        return await guest_grading.grade_fork(self._running, work)
+        environment = sandbox_layout.command_environment(self._context.image_environment)
+        return await guest_grading.grade_fork(self._running, work, environment)
 
     @override
     async def save(self, folder: Path, limits: FolderLimits) -> SavedSandbox:
@@ -110,4 +111,4 @@ class VmSandbox(GuestSandbox[AutoSuspendingVm]):
     @override
     def _environment(self) -> Mapping[str, str]:
         egress = proxy_variables.VARIABLES if self._context.gate is not None else {}
-        return {**sandbox_layout.ENVIRONMENT, **egress}
+        return {**sandbox_layout.command_environment(self._context.image_environment), **egress}

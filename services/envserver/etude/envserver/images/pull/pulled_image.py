@@ -9,16 +9,15 @@ pulled/<address>/root.sqsh       the root, without the working folder's content
                 /manifest.json   as of other images
 """
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
 import posixpath
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from etude.common.api.storage import StoreAccess
 from etude.common.harbor.task_file import WORKSPACE
@@ -28,19 +27,16 @@ from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.built_image import FILES, FIRST_FILES, MANIFEST, BuiltImage
 from etude.envserver.images.host_programs import SQUASHFS_OPTIONS, run_program
 from etude.envserver.images.initramfs import AGENT
-from etude.envserver.images.pull import image_layout, unpacking
-from etude.envserver.images.pull.bounded_program import FillLimits, fill_folder
+from etude.envserver.images.pull import image_config, image_layout, unpacking
+from etude.envserver.images.pull.bounded_program import FillLimits, fill_folder, measure_folder
 from etude.envserver.images.pull.registry_access import NO_ACCESS, RegistryAccess
 
-_FORMAT = 1
+_FORMAT = 2
 """Raised when the same image is converted into another one."""
 KIND = "pulled"
 """Folder of converted images in the cache."""
 _MOUNT_POINTS = ("dev", "proc", "sys", "run", "tmp", "var/tmp", "tests", "logs")
 """Folders that every guest and container mounts something on."""
-_SYSTEM = frozenset(
-    {"bin", "boot", "dev", "etc", "lib", "lib64", "proc", "run", "sbin", "sys", "tmp", "usr", "var"}
-)
 _AGENT_LIMIT_S = 60.0
 
 
@@ -79,18 +75,20 @@ class ImagePuller:
             layout = image_layout.fetch_layout(
                 image, scratch, registries=self.registries, store=self.store, limits=self.limits
             )
-            config = image_layout.image_config(layout)
+            config = image_config.parse_config(image_layout.image_config(layout))
             tree = scratch / "tree"
             unpacking.unpack_layout(layout, tree, limits=self.limits)
             shutil.rmtree(layout)
-            _split_workspace(tree, _working_folder(config), folder / FIRST_FILES)
+            user = image_config.adopt_user(tree, config.user)
+            _split_workspace(tree, config.working_folder, folder / FIRST_FILES)
             _add_machine(tree, machine, scratch)
             _pack(tree, folder, self.limits)
         for name in FILES:
             if name != "root.sqsh":
                 _share(machine.folder / name, folder / name)
         files = {**{name: machine.files[name] for name in FILES}, "root.sqsh": _sha256(folder)}
-        manifest = {"name": str(image), "files": files}
+        environment = {**user, **config.environment}
+        manifest = {"name": str(image), "files": files, "environment": environment}
         (folder / MANIFEST).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
 
 
@@ -100,24 +98,14 @@ def pulled_address(image: PinnedImage, machine: BuiltImage) -> str:
     return hashlib.sha256(made_of.encode()).hexdigest()[:32]
 
 
-def _working_folder(config: Mapping[str, Any]) -> str:
-    """The folder of the root whose content is the workspace; empty: none.
-
-    Raises:
-        InvalidImageError: the image's working folder belongs to the system.
-    """
-    given = config.get("WorkingDir") or "/"
-    if not isinstance(given, str) or "\0" in given:
-        raise InvalidImageError(
-            "image", "its working folder is no path", "give the image a WORKDIR"
-        )
-    folder = posixpath.normpath(f"/{given.lstrip('/')}")
-    if folder != "/" and folder.split("/")[1] in _SYSTEM:
-        fix = "give the image a WORKDIR of its own, such as /app"
-        raise InvalidImageError(
-            "image", f"its working folder {folder!r} belongs to the system", fix
-        )
-    return folder.lstrip("/")
+def own_bytes(folder: Path) -> int:
+    """Disk space of a converted image, without the template's files, which it shares."""
+    shared = 0
+    for name in FILES:
+        with contextlib.suppress(FileNotFoundError):
+            found = (folder / name).stat()
+            shared += 512 * found.st_blocks if found.st_nlink > 1 else 0
+    return measure_folder(folder, FillLimits()).num_bytes - shared
 
 
 def _split_workspace(tree: Path, name: str, target: Path) -> None:

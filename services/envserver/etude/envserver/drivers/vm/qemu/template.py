@@ -1,5 +1,6 @@
 """QEMU template: boot once, keep memory and devices, make clones."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,11 @@ async def restore_template(shell: vm.QemuVm, template: BootedState) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QemuTemplate(BootedState, VmTemplate):
     """Template of clones in QEMU."""
+
+    @property
+    @override
+    def memory_bytes(self) -> int:
+        return sum(512 * os.fstat(each).st_blocks for each in (self.memory, self.devices))
 
     @override
     async def spawn(self, folder: Path, jail: Jail) -> vm.QemuVm:

@@ -183,9 +183,14 @@ def host_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def host_room() -> int:
-    """Number of VMs that fit the memory of this machine or container."""
+def host_memory_bytes() -> int:
+    """Memory of this machine or container."""
     sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with contextlib.suppress(OSError, ValueError):
         sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    return max(1, (min(sizes) - RESERVE_BYTES) // VM_BYTES)
+    return min(sizes)
+
+
+def host_room() -> int:
+    """Number of VMs that fit the memory of this machine or container."""
+    return max(1, (host_memory_bytes() - RESERVE_BYTES) // VM_BYTES)

@@ -8,7 +8,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -260,6 +260,8 @@ class VmContext:
     run_slots: RunSlots
     idle_timeouts: IdleTimeouts
     gate: EnvironmentEgress | None = None
+    image_environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that its image says."""
 
     async def launch(self, folder: Path) -> LaunchedVm:
         """Start a VM that runs and answers, in an empty folder."""
