@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit bench-branches bench-repos test-privacy search-model system-deps buf
+.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit bench-branches bench-repos bench-images test-privacy search-model system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -144,7 +144,7 @@ chart-readme: $(READY) ## regenerate the chart's README from its values (needs G
 # have targets of their own.
 # The demo comes first: others replay the run that it makes.
 bench: $(READY) ## one table of ratios per claim, but for those of the bench-… targets
-	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/learner.py bench/trl_comparison.py bench/weights.py bench/env.py bench/operator_scale.py bench/ledger.py bench/repos.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
+	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/learner.py bench/trl_comparison.py bench/weights.py bench/env.py bench/operator_scale.py bench/ledger.py bench/repos.py bench/images.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
 
 bench-env: $(READY) ## environments against their goals: starts, forks, density, bursts, placements (QEMU, Go, root, idle)
 	$(RUN) python hack/guest.py
@@ -177,6 +177,9 @@ bench-branches: $(READY) ## branches of two tenants: gain on their own tasks, lo
 
 bench-repos: $(READY) ## tasks mined from real projects of PyPI, npm, crates.io and Go: bench/out/repos.json (Node, Go, cargo, half an hour)
 	$(RUN) python bench/repos.py
+
+bench-images: $(READY) ## 200 images on a disk for 40: hits, evictions, time to the first tool call: bench/out/images.json (gVisor, QEMU, root, half an hour)
+	$(RUN) python bench/images.py
 
 bench-routing: $(READY) ## throughput, balance and prefix hits of 1 to 8 engines (simulated, a minute)
 	$(RUN) python bench/routing.py

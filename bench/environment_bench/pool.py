@@ -37,6 +37,10 @@ class Pool:
     image: Path | None
     """Of microVMs; None for driver Process."""
     slots: int
+    driver: str = "QemuMicroVM"
+    """Driver of an image."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Further environment variables of both processes."""
     run_id: str = "bench"
     node: subprocess.Popen[bytes] | None = None
     broker: subprocess.Popen[bytes] | None = None
@@ -50,17 +54,20 @@ class Pool:
         workspace.mkdir()
         for name, text in TREE.items():
             (workspace / name).write_text(text)
-        template, isolation = {"name": "t", "trust": "Trusted"}, {"minimum": "Process"}
-        if self.image is not None:
-            template["image"] = self.image.as_uri()
-            isolation["driver"] = "QemuMicroVM"
-        spec = {"templates": [template], "isolation": isolation, "slotsPerReplica": self.slots}
-        pool = {"name": "bench", "uid": "u", "spec": spec}
+        pool = {"name": "bench", "uid": "u", "spec": self.spec()}
         (self.folder / "pool.json").write_text(json.dumps(pool))
         self.broker = self.spawn("broker")
         self.node = self.spawn("node")
         await self.ready("broker")
         await self.ready("node")
+
+    def spec(self) -> dict[str, object]:
+        """Of the pool."""
+        template, isolation = {"name": "t", "trust": "Trusted"}, {"minimum": "Process"}
+        if self.image is not None:
+            template["image"] = self.image.as_uri()
+            isolation["driver"] = self.driver
+        return {"templates": [template], "isolation": isolation, "slotsPerReplica": self.slots}
 
     def spawn(self, role: str) -> subprocess.Popen[bytes]:
         """One process of the pool."""
@@ -73,6 +80,7 @@ class Pool:
             "ETUDE_POD": f"bench-{role}-0",
             "ETUDE_BROKER_TARGET": f"127.0.0.1:{self.ports['broker']}",
             "ETUDE_SCRATCH": str(self.folder / "scratch"),
+            **self.settings,
         }
         with (self.folder / f"{role}.log").open("ab") as log:
             words = [sys.executable, "-m", "etude.envserver.main", role]
@@ -138,7 +146,13 @@ class Client:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     async def launch(
-        self, count: int = 1, *, run_id: str = "bench", snapshot_id: str = "", uri: str = ""
+        self,
+        count: int = 1,
+        *,
+        run_id: str = "bench",
+        snapshot_id: str = "",
+        uri: str = "",
+        image: str = "",
     ) -> list[environments_pb2.Lease]:
         """Environments, when all of them are there.
 
@@ -148,7 +162,7 @@ class Client:
         outcomes = [
             outcome
             async for outcome in self.outcomes(
-                count, run_id=run_id, snapshot_id=snapshot_id, uri=uri
+                count, run_id=run_id, snapshot_id=snapshot_id, uri=uri, image=image
             )
         ]
         for outcome in outcomes:
@@ -157,7 +171,7 @@ class Client:
         return [outcome.lease for outcome in outcomes]
 
     def outcomes(
-        self, count: int, *, run_id: str, snapshot_id: str = "", uri: str = ""
+        self, count: int, *, run_id: str, snapshot_id: str = "", uri: str = "", image: str = ""
     ) -> AsyncIterator[environments_pb2.LaunchBatchResponse]:
         """What became of each, as it comes."""
         request = environments_pb2.LaunchBatchRequest(
@@ -167,6 +181,7 @@ class Client:
             workspace=environments_pb2.WorkspaceSource(uri=uri or self.uri),
             snapshot_id=snapshot_id,
             count=count,
+            image=image,
             toolset="Standard",
             ttl_seconds=3_600,
             queue_timeout_seconds=600,
