@@ -165,8 +165,9 @@ EXAMPLES = {
     ),
     "import harbor": (
         "etude tasks import harbor downloads/my-dataset --out mine",
-        "etude tasks import harbor one --out mine --oci IMAGE=LAYOUT@sha256:…",
+        "etude tasks import harbor one --out mine --build s3://runs/layouts",
         "etude tasks import harbor downloads/terminal-bench --out mine --pin",
+        "etude tasks import harbor examples/tasks --out mine --files",
     ),
 }
 

@@ -6,24 +6,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-import yaml
 
 from etude.common.harbor import task as folders
-from etude.envserver.images.spec import read_spec
 from etude.envserver.tasks.formats import command
 
-DIGEST = "sha256:" + "0" * 64
 GOOD: Mapping[str, str | bytes] = {
     "task.toml": (
-        'version = "1.0"\nartifacts = ["/app/out.txt"]\n[task]\nname = "us/words"\n'
+        'version = "1.0"\nartifacts = ["/workspace/out.txt"]\n[task]\nname = "us/words"\n'
         '[metadata]\nauthor_name = "A"\n'
         "[agent]\ntimeout_sec = 100.0\n[verifier]\ntimeout_sec = 12.5\n"
         "[environment]\nmemory = '2G'\nallow_internet = true\n"
     ),
     "instruction.md": "Count the words.\n",
-    "environment/Dockerfile": (
-        "# syntax=docker/dockerfile:1\nFROM python:3.11-slim\nWORKDIR /app\nCOPY words words/\n"
-    ),
+    "environment/Dockerfile": "FROM python:3.11-slim\nWORKDIR /workspace\nCOPY words words/\n",
     "environment/words/count.py": "x = 1\n",
     "tests/test.sh": "#!/bin/bash\necho 1 > /logs/verifier/reward.txt\n",
     "solution/solve.sh": "#!/bin/bash\ntrue\n",
@@ -39,7 +34,7 @@ def make(folder: Path, files: Mapping[str, str | bytes]) -> Path:
 
 
 def imported(folder: Path, out: Path, *more: str) -> int:
-    return command.main(["harbor", str(folder), "--out", str(out), *more])
+    return command.main(["harbor", str(folder), "--out", str(out), "--files", *more])
 
 
 def test_a_task_becomes_one_that_runs_here(
@@ -55,31 +50,19 @@ def test_a_task_becomes_one_that_runs_here(
     shown = capsys.readouterr()
     assert shown.out == "words\n"
     assert "environment.allow_internet = True, but sandboxes have no network" in shown.err
-    assert "needs its image: etude images build words/image.yaml" in shown.err
-
-
-def test_the_image_of_a_task_is_a_spec_with_a_link_from_its_own_folder(tmp_path: Path) -> None:
-    make(tmp_path / "words", GOOD)
-    assert imported(tmp_path / "words", tmp_path / "out") == 0
-    folder = tmp_path / "out" / "words"
-    spec = read_spec(folder / "image.yaml")
-    assert spec.name == folders.read_task(folder).image == "task-words"
-    assert spec.base.debian is not None
-    assert spec.base.debian.suite == "bookworm"
-    assert "ln -s /workspace /app" in spec.setup[-1].run
-    assert spec.files == ()
+    assert "its Dockerfile is not built" in shown.err
 
 
 def test_a_folder_of_tasks_is_taken_and_each_refused_one_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(tmp_path / "set" / "a", GOOD)
-    make(tmp_path / "set" / "b", {**GOOD, "environment/Dockerfile": "FROM x\nADD a b\n"})
+    make(tmp_path / "set" / "b", {**GOOD, "environment/compose.yaml": "services: {}\n"})
     make(tmp_path / "set" / "c", GOOD)
     assert imported(tmp_path / "set", tmp_path / "out") == 1
     shown = capsys.readouterr()
     assert shown.out == "a\nc\n"
-    assert "environment/Dockerfile line 2  `ADD a b`: copy files of environment/" in shown.err
+    assert "environment/compose.yaml  describes several services" in shown.err
     assert f"2 tasks in {tmp_path / 'out'}, 1 refused" in shown.err
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a", "c"]
 
@@ -95,39 +78,6 @@ def test_a_task_is_not_written_over_another(
     shown = capsys.readouterr()
     assert "exists already" in shown.err
     assert shown.out == "zebra\n", "the task after it is taken"
-
-
-def test_what_a_build_does_is_kept_step_by_step_and_proved_to_leave_the_workspace(
-    tmp_path: Path,
-) -> None:
-    dockerfile = (
-        "FROM base:1\nARG SUITE=tests\nENV PIP_NO_CACHE_DIR=1\nWORKDIR /srv/app\n"
-        "RUN apt-get update \\\n  # a remark\n  && apt-get install -y curl\n"
-        "COPY --chmod=755 words/*.py ./\nCOPY words/count.py /etc/${SUITE}.py\n"
-        'RUN ["python3", "-c", "print(1)"]\nLABEL a=b\nCMD ["bash"]\n'
-    )
-    make(tmp_path / "words", {**GOOD, "environment/Dockerfile": dockerfile})
-    oci = ("--oci", f"base:1={tmp_path}/layout@{DIGEST}")
-    assert imported(tmp_path / "words", tmp_path / "out", *oci) == 0
-    spec = read_spec(tmp_path / "out" / "words" / "image.yaml")
-    assert spec.base.oci is not None
-    assert spec.base.oci.digest == DIGEST
-    link, apt, copy, other, python, proof = (step.run for step in spec.setup)
-    assert "ln -s /workspace /srv/app" in link
-    assert "export PIP_NO_CACHE_DIR=1" in apt
-    assert "export SUITE=tests" in apt
-    assert "cd /srv/app" in apt
-    assert "remark" not in apt
-    assert "> /srv/app/count.py" in copy
-    assert "chmod 0755 /srv/app/count.py" in copy
-    assert "> /etc/tests.py" in other
-    assert "python3 -c" in python
-    assert "sha256sum" in proof
-    assert [step.network for step in spec.setup] == [False, True, True, True, True, False]
-    sums = {file.path: file.text for file in spec.files}["/opt/etude-context/workspace"]
-    assert sums.endswith("  ./count.py\n")
-    tree = tmp_path / "out" / "words" / "environment"
-    assert (tree / "count.py").stat().st_mode & 0o100
 
 
 def test_unknown_keys_are_reported_and_left_out(
@@ -146,7 +96,7 @@ def test_unknown_keys_are_reported_and_left_out(
 def test_artifacts_of_a_separate_verifier_move_with_the_workspace(tmp_path: Path) -> None:
     toml = (
         "artifacts = ['/app/out.txt', { source = '/app/build', destination = 'b' }]\n"
-        "[verifier]\nenvironment_mode = 'separate'\n"
+        "[environment]\nworkdir = '/app'\n[verifier]\nenvironment_mode = 'separate'\n"
     )
     make(tmp_path / "words", {**GOOD, "task.toml": toml})
     assert imported(tmp_path / "words", tmp_path / "out") == 0
@@ -161,65 +111,6 @@ def _toml(text: str | bytes) -> Mapping[str, str | bytes]:
     return {"task.toml": text}
 
 
-def _dockerfile(*lines: str) -> Mapping[str, str | bytes]:
-    return {"environment/Dockerfile": "\n".join(lines) + "\n"}
-
-
-_FROM = ("FROM python:3.11", "WORKDIR /app")
-_LINES = {
-    "ADD": "ADD https://example.org/x /x",
-    "a user": "USER nobody",
-    "a volume": "VOLUME /data",
-    "an entry point": 'ENTRYPOINT ["x"]',
-    "a health check": "HEALTHCHECK CMD true",
-    "a trigger": "ONBUILD RUN x",
-    "a shell": 'SHELL ["/bin/bash", "-c"]',
-    "a stage": "FROM python:3.11",
-    "a copy from a stage": "COPY --from=x /a /b",
-    "an owner": "COPY --chown=a words /b",
-    "a mode that is none": "COPY --chmod=u+x words /b",
-    "a mount of a secret": "RUN --mount=type=secret,id=x cat /run/secrets/x",
-    "a network": "RUN --network=host true",
-    "a here-document": "RUN <<EOF\ntrue\nEOF",
-    "an empty run": "RUN",
-    "a variable of the agent": "ENV API_KEY=1",
-    "the agent's path": "ENV PATH=/opt/x:$PATH",
-    "an odd replacement": "WORKDIR ${A:+b}",
-    "an unclosed replacement": "WORKDIR ${",
-    "no folder": "WORKDIR",
-    "a copy of nothing": "COPY",
-    "a copy of one word": "COPY words",
-    "a copy of what is not there": "COPY absent /app",
-    "a copy from outside": "COPY ../../etc/passwd /app",
-    "a copy from outside by glob": "COPY words/../../*/passwd /app",
-    "an open quote": "COPY 'words /app",
-    "no instruction": "apt-get update",
-    "an unknown instruction": "MAKE x",
-    "an argument that is none": "ARG 1x=2",
-    "a workspace that is the root": "WORKDIR /",
-    "a workspace in the system": "WORKDIR /usr",
-    "a workspace in /etc": "WORKDIR /etc/app",
-    "a workspace in the tests": "WORKDIR /tests/app",
-    "a workspace in the workspace": "WORKDIR /workspace/app",
-    "a workspace by traversal": "WORKDIR ../../etc",
-    "65 steps": "\n".join(f"RUN echo {n}" for n in range(65)),
-    "a step without end": "RUN " + "x" * 70_000,
-}
-_FIRST: Mapping[str, str | bytes] = {
-    "nothing at all": "",
-    "no base": "RUN true",
-    "scratch": "FROM scratch\nWORKDIR /app",
-    "an unknown base": "FROM ubuntu:24.04\nWORKDIR /app",
-    "another registry": "FROM evil.example/python:3.11\nWORKDIR /app",
-    "an unknown Python": "FROM python:3.9\nWORKDIR /app",
-    "a Python of another Debian": "FROM python:3.11-trixie\nWORKDIR /app",
-    "another processor": "FROM --platform=linux/arm64 python:3.11\nWORKDIR /app",
-    "another mark of continuation": "# escape=`\nFROM python:3.11\nWORKDIR /app",
-    "no workspace": "FROM python:3.11",
-    "a base by an unset variable": "FROM python:$V\nWORKDIR /app",
-    "NUL": "FROM python:3.11\0\nWORKDIR /app",
-    "no UTF-8": b"FROM python:3.11\xff\nWORKDIR /app",
-}
 _TOMLS: Mapping[str, str | bytes] = {
     "bad TOML": "[verifier\n",
     "TOML that is no UTF-8": b"x = '\xff'",
@@ -243,7 +134,6 @@ _TOMLS: Mapping[str, str | bytes] = {
     "a section that is none": "verifier = 1",
     "an environment that is none": "environment = 'x'",
     "a workspace that is no text": "[environment]\nworkdir = 1",
-    "a workspace in the system, by key": "[environment]\nworkdir = '/etc'",
     "sizes at odds": "[environment]\nmemory = '1G'\nmemory_mb = 1",
     "a size that is none": "[environment]\nmemory = 'big'",
     "an artefact outside": (
@@ -258,17 +148,12 @@ _TOMLS: Mapping[str, str | bytes] = {
 }
 _FILES: Mapping[str, Mapping[str, str | bytes]] = {
     "compose": {"environment/docker-compose.yaml": "services: {}"},
-    "an ignore file": {"environment/.dockerignore": "words\n"},
     "an instruction of nothing": {"instruction.md": " \n"},
     "a binary instruction": {"instruction.md": b"\xff\xfe\0"},
     "CRLF in the tests": {"tests/test.sh": "true\r\n"},
     "CRLF in the solution": {"solution/solve.sh": "true\r\n"},
     "tests of another program": {"tests/test.sh": "#!/usr/bin/env python3\n"},
     "a solution of another program": {"solution/solve.sh": "#!/usr/bin/perl\n"},
-    "a large context for the image": {
-        **_dockerfile(*_FROM, "COPY words words", "RUN true"),
-        "environment/words/big": os.urandom(1 << 20),
-    },
 }
 
 
@@ -324,7 +209,6 @@ def _bytes_name(folder: Path) -> None:
 _SPOILS: Mapping[str, Spoil] = {
     "no instruction": _remove("instruction.md"),
     "no tests": _remove("tests/test.sh"),
-    "no Dockerfile": _remove("environment/Dockerfile"),
     "no solution script": _renamed("solution/solve.sh", "solution/other.sh"),
     "a link out": _link("environment/words/out", "/etc/passwd"),
     "a link up": _link("environment/words/up", "../../../.."),
@@ -349,8 +233,6 @@ _SPOILS: Mapping[str, Spoil] = {
 def _hostile() -> dict[str, tuple[Mapping[str, str | bytes], Spoil]]:
     found: dict[str, tuple[Mapping[str, str | bytes], Spoil]] = {}
     files: Mapping[str, Mapping[str, str | bytes]] = {
-        **{f"line: {n}": _dockerfile(*_FROM, line) for n, line in _LINES.items()},
-        **{f"Dockerfile: {n}": {"environment/Dockerfile": text} for n, text in _FIRST.items()},
         **{f"task.toml: {n}": _toml(text) for n, text in _TOMLS.items()},
         **_FILES,
     }
@@ -362,10 +244,6 @@ def _hostile() -> dict[str, tuple[Mapping[str, str | bytes], Spoil]]:
 
 
 HOSTILE = _hostile()
-
-
-def test_there_are_a_hundred_of_them() -> None:
-    assert len(HOSTILE) >= 100
 
 
 @pytest.mark.parametrize("case", HOSTILE)
@@ -383,14 +261,29 @@ def test_a_folder_that_is_no_task_is_refused_by_path_and_rule(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-@pytest.mark.parametrize("oci", ["base", "a=b", "a=b@sha256:0", "=x@" + DIGEST])
-def test_a_layout_that_is_none_is_a_wrong_option(oci: str, tmp_path: Path) -> None:
-    make(tmp_path / "words", GOOD)
-    assert imported(tmp_path / "words", tmp_path / "out", "--oci", oci) == 2
+def test_a_dockerfile_is_built_unless_the_task_is_refused_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing can build, the error names the program and its package."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("ETUDE_IMAGES", str(tmp_path / "images"))
+    words = ["harbor", str(make(tmp_path / "words", GOOD)), "--out", str(tmp_path / "out")]
+    assert command.main(words) == 1
+    said = capsys.readouterr().err
+    assert "buildah" in said
+    assert "is not installed" in said
+    make(tmp_path / "words", {"task.toml": _TOMLS["steps"]})
+    assert command.main(words) == 1
+    assert "buildah" not in capsys.readouterr().err
 
 
-def test_a_spec_is_plain_yaml(tmp_path: Path) -> None:
-    make(tmp_path / "words", GOOD)
-    imported(tmp_path / "words", tmp_path / "out")
-    text = (tmp_path / "out" / "words" / "image.yaml").read_text()
-    assert yaml.safe_load(text)["name"] == "task-words"
+def test_a_task_without_a_dockerfile_says_how_it_can_be_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make(tmp_path / "words", GOOD)
+    (folder / "environment/Dockerfile").unlink()
+    assert command.main(["harbor", str(folder), "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert "--pin" in said
+    assert "--files" in said
+    assert imported(folder, tmp_path / "out") == 0

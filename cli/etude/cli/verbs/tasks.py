@@ -239,6 +239,9 @@ imports = typer.Typer(no_args_is_help=True, help="Turn published tasks into task
 app.add_typer(imports, name="import")
 
 _OUT = typer.Option(help="Folder of the new tasks.")
+_Credentials = Annotated[
+    Path | None, typer.Option(help="File in the format of Docker's config.json, of registries.")
+]
 
 
 @imports.command(epilog=epilog("import harbor"))
@@ -246,9 +249,6 @@ def harbor(
     folders: Annotated[list[Path], typer.Argument(help="Task folders, or folders of them.")],
     *,
     out: Annotated[Path, _OUT],
-    oci: Annotated[
-        list[str], typer.Option(help="IMAGE=LAYOUT@sha256:… for a FROM that is not known here.")
-    ] = [],  # noqa: B006 - Typer copies it
     pin: Annotated[
         bool,
         typer.Option("--pin", help="Take environment.docker_image: ask its registry for a digest."),
@@ -257,14 +257,19 @@ def harbor(
         str | None,
         typer.Option(
             metavar="INTO",
-            help="Build the Dockerfile by buildah (as root) and publish it: HOST/REPOSITORY,"
-            " file:///… or s3://…",
+            help="Where images of Dockerfiles go: HOST/REPOSITORY, file:///… or s3://…; a folder"
+            " of the image cache unless given.",
         ),
     ] = None,
+    files: Annotated[
+        bool, typer.Option("--files", help="Build nothing: environment/ is the workspace.")
+    ] = False,
+    credentials: _Credentials = None,
 ) -> None:
-    """Take Harbor tasks: the Dockerfile becomes first files and an image spec."""
-    options = [word for each in oci for word in ("--oci", each)] + (["--pin"] if pin else [])
+    """Take Harbor tasks: an image by its digest, or the Dockerfile, built by buildah as root."""
+    options = [*(["--pin"] if pin else []), *(["--files"] if files else [])]
     options += ["--build", build] if build else []
+    options += ["--credentials", str(credentials)] if credentials else []
     places = [str(folder) for folder in folders]
     _run("etude.envserver.tasks.formats.command", "harbor", *options, "--out", str(out), *places)
 
@@ -285,10 +290,12 @@ def swebench(  # noqa: PLR0913 - a verb has as many parameters as it has options
         bool, typer.Option("--pin", help="Ask the image's registry for its digest.")
     ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds that grading may take.")] = 1_800.0,
+    credentials: _Credentials = None,
 ) -> None:
     """Take rows of SWE-bench: the test patch enters at grading, the gold patch is the solution."""
     command = ["--test-command", test_command] if test_command else []
     command += ["--pin"] if pin else []
+    command += ["--credentials", str(credentials)] if credentials else []
     _run(
         "etude.envserver.tasks.formats.command",
         *("swebench", str(rows), "--repositories", str(repositories), "--out", str(out)),

@@ -111,7 +111,7 @@ def _build(given: argparse.Namespace, cache: BuildCache) -> None:
         built = build_dockerfile(
             given.spec, given.into, storage=storage, registries=registries, say=say
         )
-        sys.stdout.write(f"{built}\n")
+        sys.stdout.write(f"{built.image}\n")
         return
     agent = find_agent(given.agent, os.environ, Path.home())
     image = builder.build(read_spec(given.spec), agent=agent, cache=cache, say=say)

@@ -11,18 +11,27 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from etude.common.blobs import Store, open_store
 from etude.common.errors import Problem, UserError
 from etude.common.pinned_images import PinnedImage, parse_pinned
 from etude.common.store_urls import folder_of
 from etude.envserver.images.host_programs import run_program
-from etude.envserver.images.pull.image_layout import TAG, image_parts
+from etude.envserver.images.pull.image_layout import TAG, image_config, image_parts
 from etude.envserver.images.pull.registry_access import RegistryAccess
 
 _LIMIT_S = 7_200.0
 _PUSH_LIMIT_S = 1_800.0
 _NAME = "localhost/etude-task:1"
+
+
+class PublishedImage(NamedTuple):
+    """An image that was built and can be pulled."""
+
+    image: PinnedImage
+    folder: str
+    """WORKDIR; empty where it names none."""
 
 
 def build_dockerfile(
@@ -32,7 +41,7 @@ def build_dockerfile(
     storage: Path,
     registries: RegistryAccess,
     say: Callable[[str], None],
-) -> PinnedImage:
+) -> PublishedImage:
     """Build the image of a folder with a Dockerfile, and publish it.
 
     Args:
@@ -59,14 +68,15 @@ def build_dockerfile(
         run_program(words, what=f"build {context}", cwd=scratch, timeout_s=_LIMIT_S, env=env)
         words = [*program, "push", "--quiet", _NAME, f"oci:{scratch / 'layout'}:{TAG}"]
         run_program(words, what="export", cwd=scratch, timeout_s=_PUSH_LIMIT_S, env=env)
+        workdir = str(image_config(scratch / "layout").get("WorkingDir") or "")
         say(f"publish into {into} …")
         if "://" in into:
-            return _publish_layout(scratch / "layout", into)
+            return PublishedImage(_publish_layout(scratch / "layout", into), workdir)
         words = ["skopeo", "--insecure-policy", "copy", "--quiet", *auth, "--digestfile", "digest"]
         words += [f"oci:{scratch / 'layout'}:{TAG}", f"docker://{into}"]
         run_program(words, what=f"push {into}", cwd=scratch, timeout_s=_PUSH_LIMIT_S, env=env)
         digest = (scratch / "digest").read_text(encoding="ascii").strip()
-    return parse_pinned(f"{into}@{digest}")
+    return PublishedImage(parse_pinned(f"{into}@{digest}"), workdir)
 
 
 def _publish_layout(layout: Path, into: str) -> PinnedImage:

@@ -5,7 +5,6 @@ python -m etude.envserver.tasks.formats.command harbor FOLDER... --out DIR
 
 import argparse
 import functools
-import re
 import shutil
 import sys
 import tempfile
@@ -16,18 +15,15 @@ from pathlib import Path
 
 from etude.common.errors import UserError
 from etude.common.harbor import task as folders
-from etude.common.pinned_images import PinnedImage
 from etude.common.run_folder.state import images_folder
 from etude.envserver import exit_codes
-from etude.envserver.images.dockerfile_build import build_dockerfile
+from etude.envserver.images.dockerfile_build import PublishedImage, build_dockerfile
 from etude.envserver.images.pull.pinning import pin_image
-from etude.envserver.images.pull.registry_access import NO_ACCESS
+from etude.envserver.images.pull.registry_access import RegistryAccess
 from etude.envserver.tasks.formats import harbor, swebench, verifiers
 from etude.envserver.tasks.formats.imported_task import ImportedTask, ImportRefusedError
-from etude.envserver.tasks.formats.task_image import OciLayout
 
 _MAX_TIMEOUT_S = 86_400
-_LAYOUT = re.compile(r"([^=\s]+)=(.+)@(sha256:[0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +81,6 @@ def run_imports(imports: Iterable[PendingImport], out: Path) -> int:
     return exit_codes.NO if refused else 0
 
 
-def _layouts(given: Sequence[str]) -> dict[str, OciLayout]:
-    found = {}
-    for text in given:
-        match = _LAYOUT.fullmatch(text)
-        if match is None:
-            raise exit_codes.option_error("--oci", f"is {text!r}", "give IMAGE=FOLDER@sha256:…")
-        found[match[1]] = OciLayout(str(Path(match[2]).resolve()), match[3])
-    return found
-
-
 def _swebench(given: argparse.Namespace) -> Iterator[PendingImport]:
     if not 0 < given.timeout <= _MAX_TIMEOUT_S:
         raise exit_codes.option_error("--timeout", f"is {given.timeout}", "give seconds, to a day")
@@ -102,7 +88,9 @@ def _swebench(given: argparse.Namespace) -> Iterator[PendingImport]:
         repositories=exit_codes.require_folder(given.repositories),
         test_command=given.test_command,
         image=given.image,
-        pin=partial(pin_image, registries=NO_ACCESS) if given.pin else None,
+        pin=partial(pin_image, registries=RegistryAccess(credentials=given.credentials))
+        if given.pin
+        else None,
         timeout_s=given.timeout,
     )
     with tempfile.TemporaryDirectory(prefix="etude-import-") as scratch:
@@ -126,19 +114,22 @@ def _verifiers(given: argparse.Namespace) -> Iterator[PendingImport]:
 
 
 def _harbor(given: argparse.Namespace) -> Iterator[PendingImport]:
-    layouts = _layouts(given.oci)
-    pin = partial(pin_image, registries=NO_ACCESS) if given.pin else None
-    build = None if given.build is None else partial(_build_image, into=given.build)
+    into = given.build or (images_folder() / "layouts").as_uri()
+    registries = RegistryAccess(credentials=given.credentials)
+    images = harbor.ImageChoice(
+        build=partial(_build_image, into=into, registries=registries),
+        pin=partial(pin_image, registries=registries) if given.pin else None,
+        takes_files=given.files,
+    )
     places = [exit_codes.require_folder(place) for place in given.folders]
     for folder in harbor.find_tasks(places):
-        take = partial(harbor.import_task, folder, layouts, pin, build)
-        yield PendingImport(name=str(folder), take=take)
+        yield PendingImport(name=str(folder), take=partial(harbor.import_task, folder, images))
 
 
-def _build_image(context: Path, into: str) -> PinnedImage:
+def _build_image(context: Path, into: str, registries: RegistryAccess) -> PublishedImage:
     storage = images_folder() / "buildah"
     say = functools.partial(print, file=sys.stderr, flush=True)
-    return build_dockerfile(context, into, storage=storage, registries=NO_ACCESS, say=say)
+    return build_dockerfile(context, into, storage=storage, registries=registries, say=say)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -146,9 +137,9 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True)
     one = verbs.add_parser("harbor")
     one.add_argument("folders", type=Path, nargs="+", help="task folders, or folders of them")
-    one.add_argument("--oci", action="append", default=[], help="IMAGE=LAYOUT@sha256:…")
     one.add_argument("--pin", action="store_true", help="ask registries for the digests of tags")
-    one.add_argument("--build", metavar="INTO", help="build Dockerfiles and publish the images")
+    one.add_argument("--build", metavar="INTO", help="where images of Dockerfiles are published")
+    one.add_argument("--files", action="store_true", help="build nothing: take environment/")
     one.set_defaults(imports=_harbor)
     rows = verbs.add_parser("swebench")
     rows.add_argument("rows", type=Path, help="a JSONL file, one instance per line")
@@ -164,6 +155,8 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("--environment", type=Path, help="first files of every workspace")
     data.add_argument("--image", default="", help="name of the image that the tasks need")
     data.set_defaults(imports=_verifiers)
+    for verb in (one, rows):
+        verb.add_argument("--credentials", type=Path, help="of registries, as Docker writes them")
     for verb in (one, rows, data):
         verb.add_argument("--out", type=Path, required=True, help="folder of the new tasks")
     return parser

@@ -3,44 +3,46 @@
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from etude.common.harbor import task
 from etude.common.harbor.task_file import WORKSPACE, TaskFile
 from etude.common.pinned_images import PinnedImage, is_pinned, parse_pinned
+from etude.envserver.images.dockerfile_build import PublishedImage
 from etude.envserver.storage.trees import File, Tree
-from etude.envserver.tasks.formats import dockerfile_recipe, task_image, toml
+from etude.envserver.tasks.formats import toml
 from etude.envserver.tasks.formats.imported_task import ImportedTask, ImportRefusedError
-from etude.envserver.tasks.formats.task_image import OciLayout, TaskImage
 
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
+_BUILD_FILES = frozenset({"Dockerfile", ".dockerignore"})
 _SHELL = re.compile(rb"#!\s*(/usr)?/bin/(env\s+)?(ba)?sh\b")
 _NETWORK = {"allow_internet", "network_mode", "allowed_hosts"}
 
 
-Pin = Callable[[str], PinnedImage]
-"""The digest that a registry has for an image's name."""
-Build = Callable[[Path], PinnedImage]
-"""Builds the Dockerfile of a folder, and publishes the image."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageChoice:
+    """Ways to the image of a task that names none by its digest."""
+
+    build: Callable[[Path], PublishedImage]
+    """Builds the Dockerfile of a folder, and publishes the image."""
+    pin: Callable[[str], PinnedImage] | None = None
+    """The digest that a registry has for an image's name; None: no registry is asked."""
+    takes_files: bool = False
+    """True to take environment/ as first files, whatever its Dockerfile says."""
 
 
-def import_task(
-    folder: Path,
-    layouts: Mapping[str, OciLayout],
-    pin: Pin | None = None,
-    build: Build | None = None,
-) -> ImportedTask:
+def import_task(folder: Path, images: ImageChoice) -> ImportedTask:
     """The task in a Harbor folder.
 
     Args:
         folder: as it was published.
-        layouts: OCI layouts on this machine by the name of the image that they hold.
-        pin: asks a registry; None: an image is taken by its digest only.
-        build: builds the Dockerfile; None: it is read, and becomes first files and an image spec.
+        images: where its image comes from.
 
     Raises:
-        UserError: naming the file and the rule that it breaks.
+        ImportRefusedError: naming the file and the rule that it breaks.
+        UserError: its image cannot be built or found.
     """
     task_id = _task_id(folder)
     found = _files(folder)
@@ -48,29 +50,38 @@ def import_task(
     notes = _without_network(raw)
     workdir = _take_key(raw, "environment", "workdir")
     image = _take_key(raw, "environment", "docker_image")
-    if image is not None and (pin is not None or is_pinned(image)):
-        pinned = parse_pinned(image) if pin is None else pin(image)
+    if image is not None and (images.pin is not None or is_pinned(image)):
+        pinned = parse_pinned(image) if images.pin is None else images.pin(image)
         return _import_pinned(task_id, found, raw, notes, workdir or WORKSPACE, pinned)
-    if build is not None and "environment/Dockerfile" in found:
-        pinned = build(folder / "environment")
-        return _import_pinned(task_id, found, raw, notes, workdir or WORKSPACE, pinned)
+    _refuse_services(found)
+    if images.takes_files:
+        return _import_files(task_id, found, raw, notes, workdir or WORKSPACE)
+    if "environment/Dockerfile" not in found:
+        what = "is missing" if image is None else f"is missing, and {image[:80]!r} is a tag"
+        fix = "ask a registry with --pin, or take the files of environment/ alone with --files"
+        raise ImportRefusedError("environment/Dockerfile", what, fix)
     if image is not None:
-        notes.append("environment.docker_image is a tag: the Dockerfile is followed, or use --pin")
-    context = {
-        path.removeprefix("environment/"): file
-        for path, file in found.items()
-        if path.startswith("environment/")
+        notes.append("environment.docker_image is a tag: the Dockerfile is built, or use --pin")
+    # What breaks a rule is refused before a build of minutes.
+    _settings({key: value for key, value in raw.items() if key != "artifacts"}, WORKSPACE)
+    built = images.build(folder / "environment")
+    place = workdir or built.folder or WORKSPACE
+    return _import_pinned(task_id, found, raw, notes, place, built.image)
+
+
+def _import_files(
+    task_id: str, found: Tree, raw: dict[str, Any], notes: list[str], folder: str
+) -> ImportedTask:
+    """The task whose first files are those of environment/."""
+    settings = _settings(raw, folder)
+    own = {path: file for path, file in found.items() if path.startswith("environment/")}
+    files = _parts(found) | {
+        path: file for path, file in own.items() if path.partition("/")[2] not in _BUILD_FILES
     }
-    made = _machine(context, workdir, _image_name(task_id), layouts)
-    files = _parts(found)
-    files |= {f"environment/{path}": file for path, file in made.workspace.items()}
-    settings = _settings(raw, made.folder)
+    files["task.toml"] = File(_text(raw, settings, None).encode())
     notes += [f"key {key} is not known, and left out" for key in settings.unknown_keys()]
-    if made.is_needed:
-        notes.append(f"needs its image: etude images build {task_id}/image.yaml")
-    files["image.yaml"] = File(task_image.spec_text(made.spec).encode())
-    name = made.spec.name if made.is_needed else None
-    files["task.toml"] = File(_text(raw, settings, name).encode())
+    if len(own) > len([path for path in own if path in files]):
+        notes.append("its Dockerfile is not built: environment/ is the workspace as it is")
     return ImportedTask(task_id, files, tuple(notes))
 
 
@@ -95,12 +106,6 @@ def _task_id(folder: Path) -> str:
     if not name:
         raise ImportRefusedError(str(folder), "its name holds no letter or digit")
     return name[:128]
-
-
-def _image_name(task_id: str) -> str:
-    """A name for pools: short, in small letters."""
-    name = re.sub(r"[^a-z0-9]+", "-", task_id.lower()).strip("-")
-    return f"task-{name}"[:40].rstrip("-")
 
 
 def _files(folder: Path) -> dict[str, File]:
@@ -147,29 +152,16 @@ def _take_key(raw: dict[str, Any], section: str, key: str) -> str | None:
     return value or None
 
 
-def _machine(
-    context: Tree, workdir: str | None, name: str, layouts: Mapping[str, OciLayout]
-) -> TaskImage:
-    compose = [path for path in _COMPOSE if path in context]
-    if compose:
-        raise ImportRefusedError(
-            f"environment/{compose[0]}", "describes several services; only one container is run"
-        )
-    if context.get(".dockerignore", File(b"")).content.strip():
-        raise ImportRefusedError(
-            "environment/.dockerignore", "is not read; remove what it leaves out"
-        )
-    dockerfile = context.get("Dockerfile")
-    if dockerfile is None:
-        raise ImportRefusedError(
-            "environment/Dockerfile", "is missing; no image is pulled instead of it"
-        )
-    followed = dockerfile_recipe.follow_dockerfile(
-        dockerfile.content.decode(errors="replace"), context
-    )
-    if workdir is not None:
-        followed.folder = workdir
-    return task_image.make_task_image(followed, name, layouts)
+def _refuse_services(found: Tree) -> None:
+    """Refuse a task of several containers.
+
+    Raises:
+        ImportRefusedError: it is one.
+    """
+    for name in _COMPOSE:
+        if f"environment/{name}" in found:
+            what = "describes several services; only one container is run"
+            raise ImportRefusedError(f"environment/{name}", what)
 
 
 def _parts(found: Tree) -> dict[str, File]:
