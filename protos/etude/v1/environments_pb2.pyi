@@ -37,6 +37,14 @@ class ToolErrorKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TOOL_ERROR_KIND_TIMEOUT: _ClassVar[ToolErrorKind]
     TOOL_ERROR_KIND_INVALID: _ClassVar[ToolErrorKind]
 
+class AccessKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACCESS_KIND_UNSPECIFIED: _ClassVar[AccessKind]
+    ACCESS_KIND_READ: _ClassVar[AccessKind]
+    ACCESS_KIND_WRITTEN: _ClassVar[AccessKind]
+    ACCESS_KIND_DELETED: _ClassVar[AccessKind]
+    ACCESS_KIND_STARTED: _ClassVar[AccessKind]
+
 class GradeMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     GRADE_MODE_UNSPECIFIED: _ClassVar[GradeMode]
@@ -59,6 +67,11 @@ TOOL_ERROR_KIND_UNSPECIFIED: ToolErrorKind
 TOOL_ERROR_KIND_TOOL: ToolErrorKind
 TOOL_ERROR_KIND_TIMEOUT: ToolErrorKind
 TOOL_ERROR_KIND_INVALID: ToolErrorKind
+ACCESS_KIND_UNSPECIFIED: AccessKind
+ACCESS_KIND_READ: AccessKind
+ACCESS_KIND_WRITTEN: AccessKind
+ACCESS_KIND_DELETED: AccessKind
+ACCESS_KIND_STARTED: AccessKind
 GRADE_MODE_UNSPECIFIED: GradeMode
 GRADE_MODE_CLEAN: GradeMode
 GRADE_MODE_FORK: GradeMode
@@ -448,12 +461,24 @@ class WorkspaceFile(_message.Message):
     def __init__(self, path: _Optional[str] = ..., content: _Optional[bytes] = ..., executable: _Optional[bool] = ...) -> None: ...
 
 class WorkspaceDiff(_message.Message):
-    __slots__ = ("written", "deleted")
+    __slots__ = ("written", "deleted", "accesses", "accesses_incomplete")
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
     DELETED_FIELD_NUMBER: _ClassVar[int]
+    ACCESSES_FIELD_NUMBER: _ClassVar[int]
+    ACCESSES_INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
     written: _containers.RepeatedCompositeFieldContainer[WorkspaceFile]
     deleted: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, written: _Optional[_Iterable[_Union[WorkspaceFile, _Mapping]]] = ..., deleted: _Optional[_Iterable[str]] = ...) -> None: ...
+    accesses: _containers.RepeatedCompositeFieldContainer[AccessEvent]
+    accesses_incomplete: bool
+    def __init__(self, written: _Optional[_Iterable[_Union[WorkspaceFile, _Mapping]]] = ..., deleted: _Optional[_Iterable[str]] = ..., accesses: _Optional[_Iterable[_Union[AccessEvent, _Mapping]]] = ..., accesses_incomplete: _Optional[bool] = ...) -> None: ...
+
+class AccessEvent(_message.Message):
+    __slots__ = ("kind", "path")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    kind: AccessKind
+    path: str
+    def __init__(self, kind: _Optional[_Union[AccessKind, str]] = ..., path: _Optional[str] = ...) -> None: ...
 
 class GradeRequest(_message.Message):
     __slots__ = ("lease_id", "control_token", "chunk")
@@ -476,7 +501,14 @@ class GradeEvidence(_message.Message):
     def __init__(self, mode: _Optional[_Union[GradeMode, str]] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ...) -> None: ...
 
 class GradeJob(_message.Message):
-    __slots__ = ("diff", "artefacts", "files", "command", "timeout_seconds", "reward_path", "mode")
+    __slots__ = ("diff", "artefacts", "files", "command", "timeout_seconds", "reward_path", "mode", "environment", "protected_paths", "allowed_paths")
+    class EnvironmentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     DIFF_FIELD_NUMBER: _ClassVar[int]
     ARTEFACTS_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
@@ -484,6 +516,9 @@ class GradeJob(_message.Message):
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     REWARD_PATH_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    PROTECTED_PATHS_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_PATHS_FIELD_NUMBER: _ClassVar[int]
     diff: WorkspaceDiff
     artefacts: _containers.RepeatedScalarFieldContainer[str]
     files: _containers.RepeatedCompositeFieldContainer[WorkspaceFile]
@@ -491,7 +526,10 @@ class GradeJob(_message.Message):
     timeout_seconds: int
     reward_path: str
     mode: GradeMode
-    def __init__(self, diff: _Optional[_Union[WorkspaceDiff, _Mapping]] = ..., artefacts: _Optional[_Iterable[str]] = ..., files: _Optional[_Iterable[_Union[WorkspaceFile, _Mapping]]] = ..., command: _Optional[str] = ..., timeout_seconds: _Optional[int] = ..., reward_path: _Optional[str] = ..., mode: _Optional[_Union[GradeMode, str]] = ...) -> None: ...
+    environment: _containers.ScalarMap[str, str]
+    protected_paths: _containers.RepeatedScalarFieldContainer[str]
+    allowed_paths: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, diff: _Optional[_Union[WorkspaceDiff, _Mapping]] = ..., artefacts: _Optional[_Iterable[str]] = ..., files: _Optional[_Iterable[_Union[WorkspaceFile, _Mapping]]] = ..., command: _Optional[str] = ..., timeout_seconds: _Optional[int] = ..., reward_path: _Optional[str] = ..., mode: _Optional[_Union[GradeMode, str]] = ..., environment: _Optional[_Mapping[str, str]] = ..., protected_paths: _Optional[_Iterable[str]] = ..., allowed_paths: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GradeResponse(_message.Message):
     __slots__ = ("exit_code", "output", "reward_file", "timed_out", "evidence")
