@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from etude.common import telemetry
 from etude.common.broker_shards import broker_target
+from etude.common.harbor.grading_repairs import repair_grading
 from etude.common.harbor.task import REWARD_PATH, HarborTask
 from etude.common.rpc import channels
 from etude.common.rpc.retry_after import retry_after_s
@@ -252,13 +253,17 @@ class _Batch:
 def _requests(
     lease: environments_pb2.Lease, job: GradingJob, diff: environments_pb2.WorkspaceDiff
 ) -> Iterator[environments_pb2.GradeRequest]:
+    repaired = repair_grading(job.task, job.files)
     encoded = environments_pb2.GradeJob(
         diff=diff,
         artefacts=job.task.artefacts,
         files=[
             environments_pb2.WorkspaceFile(path=path, content=content)
-            for path, content in job.files.items()
+            for path, content in repaired.files.items()
         ],
+        environment=repaired.environment,
+        protected_paths=repaired.protected,
+        allowed_paths=repaired.allowed,
         command=job.task.command,
         timeout_seconds=math.ceil(job.limit_s),
         reward_path=REWARD_PATH,

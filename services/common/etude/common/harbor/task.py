@@ -63,6 +63,12 @@ class HarborTask:
     """True if hidden tests run in a fork of the agent's sandbox and inspect its services."""
     ambiguity: float = 0.0
     """How far the instruction leaves open what is wanted, from 0 to 1."""
+    protected: tuple[str, ...] = ()
+    """Patterns of paths that grading takes as they were at first, beside the usual ones."""
+    allowed: tuple[str, ...] = ()
+    """Patterns of usually protected paths that the agent may change."""
+    pytest_plugins: tuple[str, ...] | None = None
+    """The only plugins that pytest loads while grading; None is all that are installed."""
     solution_env: str = ""
     """The beginning of the shell command that runs solve.sh."""
 
@@ -85,6 +91,8 @@ class HarborTask:
         hasher = blake3(f"{self.command}\0{self.verifier_timeout_s}\0{self.artefacts}".encode())
         if self.is_graded_in_fork:
             hasher.update(b"\0fork")
+        if self.protected or self.allowed or self.pytest_plugins is not None:
+            hasher.update(f"\0{self.protected}\0{self.allowed}\0{self.pytest_plugins}".encode())
         for part in ("environment", "tests"):
             for path, data in read_files(self.folder / part).items():
                 hasher.update(f"\0{part}/{path}\0{len(data)}\0".encode())
@@ -137,6 +145,9 @@ def read_task(folder: Path) -> HarborTask:
         image=own.etude_image or "",
         is_graded_in_fork=own.etude_grade == "fork",
         ambiguity=own.etude_ambiguity,
+        protected=own.etude_protected,
+        allowed=own.etude_allowed,
+        pytest_plugins=own.etude_pytest_plugins,
         solution_env=task_file.export_commands(found.solution.env),
     )
 

@@ -85,7 +85,7 @@ class Section(BaseModel):
 
 
 class MetadataSection(Section):
-    """Free for authors; six keys of it are read here."""
+    """Free for authors; some keys of it are read here."""
 
     etude_verifier: str | None = Field(default=None, min_length=1, max_length=4096)
     """Runs the verifier in place of tests/test.sh."""
@@ -102,6 +102,14 @@ class MetadataSection(Section):
 
     etude_ambiguity: float = Field(default=0, ge=0, le=1, allow_inf_nan=False)
     """How far the instruction leaves open what is wanted: at 1 a question costs nothing."""
+
+    etude_protected: tuple[str, ...] = ()
+    """Patterns of paths that grading takes as they were at first, beside the usual ones."""
+    etude_allowed: tuple[str, ...] = ()
+    """Patterns of usually protected paths that the agent may change."""
+    etude_pytest_plugins: tuple[str, ...] | None = None
+    """Modules of the only plugins that pytest loads while grading; unset, it loads all that are
+    installed."""
 
     @model_validator(mode="after")
     def _has_services(self) -> Self:

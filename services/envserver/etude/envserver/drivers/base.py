@@ -1,7 +1,7 @@
 """Protocols of drivers and sandboxes, and the values they exchange with the host."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -128,6 +128,8 @@ class Verification:
     timeout_s: float
     reward_path: str
     """File to read back afterwards: regular, small, reached without links."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the command, over those of the sandbox."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -57,6 +57,8 @@ class FolderCommand:
     tail_bytes: int = TAIL_BYTES
     collect: str = ""
     """File to read back afterwards: regular, small, reached without links."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to the variables of the sandbox."""
 
 
 class FolderSandbox(Sandbox):
@@ -213,6 +215,7 @@ class FolderDriver(Driver, ABC):
                     head_bytes=0,
                     tail_bytes=GRADE_OUTPUT_BYTES,
                     collect=work.reward_path,
+                    environment=work.environment,
                 )
             )
 

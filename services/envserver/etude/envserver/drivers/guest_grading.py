@@ -124,7 +124,10 @@ async def _grade(
     channel: GuestCaller, work: Verification, environment: Mapping[str, str]
 ) -> CommandOutcome:
     commands = GuestCommands(
-        channel=channel, environment=environment, head_bytes=0, tail_bytes=GRADE_OUTPUT_BYTES
+        channel=channel,
+        environment={**environment, **work.environment},
+        head_bytes=0,
+        tail_bytes=GRADE_OUTPUT_BYTES,
     )
     done = await commands.run(work.command, work.timeout_s)
     logs = GuestWorkspace(channel, commands.run, cwd=LOGS)

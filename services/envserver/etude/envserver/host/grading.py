@@ -1,5 +1,7 @@
 """Grading: hidden tests on the first files with the agent's artefacts, without the agent."""
 
+import json
+import re
 from dataclasses import dataclass, field
 
 from etude.common.errors import InvalidFieldError, WrongStateError, crossing
@@ -13,6 +15,7 @@ from etude.envserver.drivers.base import (
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.leases.lease_fields import ISOLATION
 from etude.envserver.host.leases.start_tracker import StartTracker
+from etude.envserver.host.protected_paths import restore_protected
 from etude.envserver.host.result_cache import ResultCache
 from etude.envserver.isolation.sandbox_layout import LOGS
 from etude.envserver.storage import trees
@@ -21,6 +24,7 @@ from etude.v1 import environments_pb2
 
 MAX_JOB_BYTES = 64 << 20
 MAX_TIMEOUT_S = 86_400
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(slots=True)
@@ -56,13 +60,15 @@ class Grader:
         _check(job)
         tests = trees.files_of(job.files, "files")
         trees.check_layout(tests, "files")
+        changed = trees.apply_diff(source, job.diff, job.artefacts)
         work = Verification(
             template=template,
-            workspace=trees.apply_diff(source, job.diff, job.artefacts),
+            workspace=restore_protected(source, changed, job.protected_paths, job.allowed_paths),
             tests=tests,
             command=job.command,
             timeout_s=job.timeout_seconds,
             reward_path=job.reward_path,
+            environment=dict(job.environment),
         )
         mode = job.mode or environments_pb2.GRADE_MODE_CLEAN
         if mode == environments_pb2.GRADE_MODE_CLEAN:
@@ -99,7 +105,9 @@ class Grader:
             trees.tree_identity(work.workspace),
             trees.tree_identity(work.tests),
         )
-        key = " ".join(("grade", *parts, work.command, work.reward_path, str(work.timeout_s)))
+        variables = json.dumps(sorted(work.environment.items()))
+        command = (work.command, variables, work.reward_path, str(work.timeout_s))
+        key = " ".join(("grade", *parts, *command))
         return await self.cache.get(key, compute)
 
     async def _grade_fork(
@@ -131,6 +139,10 @@ def _check(job: environments_pb2.GradeJob) -> None:
         raise InvalidFieldError("command", "is empty")
     if job.mode not in environments_pb2.GradeMode.values():
         raise InvalidFieldError("mode", f"{job.mode} is not a known mode")
+    if any(not _VARIABLE.fullmatch(name) for name in job.environment):
+        raise InvalidFieldError("environment", "has a name that is no name of a variable")
+    if any("\0" in value for value in job.environment.values()):
+        raise InvalidFieldError("environment", "has a value with a NUL")
     if not 1 <= job.timeout_seconds <= MAX_TIMEOUT_S:
         raise InvalidFieldError("timeout_seconds", f"must be between 1 and {MAX_TIMEOUT_S}")
     parts = job.reward_path.split("/")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from etude.common.errors import EtudeError, UserError
 from etude.common.harbor import task as harbor_task
+from etude.common.harbor.grading_repairs import repair_grading
 from etude.common.harbor.task import HarborTask
 from etude.envserver import exit_codes
 from etude.envserver.host.grading import Grader
@@ -99,8 +100,15 @@ class TaskVerifier:
     async def _attempt(
         self, task: HarborTask, place: TaskPlace, files: Mapping[str, bytes], command: str
     ) -> _Attempt:
+        repaired = repair_grading(task, files)
         job = environments_pb2.GradeJob(
-            files=[environments_pb2.WorkspaceFile(path=p, content=c) for p, c in files.items()],
+            files=[
+                environments_pb2.WorkspaceFile(path=path, content=content)
+                for path, content in repaired.files.items()
+            ],
+            environment=repaired.environment,
+            protected_paths=repaired.protected,
+            allowed_paths=repaired.allowed,
             command=command,
             timeout_seconds=math.ceil(task.verifier_timeout_s),
             reward_path=harbor_task.REWARD_PATH,

@@ -17,7 +17,7 @@ from etude.rewards.functions.base import RewardFunction
 from etude.rewards.grading import GradeAnswer, GradeInput, GradingJob, GradingSandboxes, LostGrade
 from etude.v1 import environments_pb2, rollout_pb2
 
-FUNCTION = RewardFunction(version="1", parameters=VerifierParameters)
+FUNCTION = RewardFunction(version="2", parameters=VerifierParameters)
 """Its value comes first, and every other function may read it."""
 CACHED_RESULTS = 65_536
 

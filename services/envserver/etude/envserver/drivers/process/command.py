@@ -43,7 +43,7 @@ def become_command(job: SandboxJob, streams: Sequence[int], proc: int) -> NoRetu
         elif (way := sandbox_layout.parse_warm_command(job.command)) is None:
             _exec_shell(job)
         else:
-            os.environ.update(_egress(job))
+            os.environ.update({**_egress(job), **job.env})
             status = _run_warm(way)
     except BaseException:  # noqa: BLE001 - the last line of the process
         traceback.print_exc()
@@ -109,7 +109,7 @@ def _reset_signals() -> None:
 
 def _exec_shell(job: SandboxJob) -> NoReturn:
     _reset_signals()
-    environment = {**sandbox_layout.ENVIRONMENT, **_egress(job)}
+    environment = {**sandbox_layout.ENVIRONMENT, **_egress(job), **job.env}
     os.execve("/bin/sh", ["sh", "-c", job.command], environment)  # noqa: S606 - the purpose
 
 

@@ -34,6 +34,7 @@ def command_job(
         head_bytes=command.head_bytes,
         tail_bytes=command.tail_bytes,
         collect=command.collect,
+        env=dict(command.environment),
         has_egress=has_egress,
         limits=limits,
     )

@@ -1,0 +1,1 @@
+"""Attacks on rewards with their honest twins, and the real environments in which they are tried."""

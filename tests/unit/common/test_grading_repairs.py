@@ -1,0 +1,75 @@
+"""Repairs of grading, by what a task's verifier starts."""
+
+from pathlib import Path
+
+import pytest
+
+from etude.common.harbor.grading_repairs import GradingRepairs, repair_grading
+from etude.common.harbor.task import HarborTask
+
+GUARD = ".etude/etude_session_guard.py"
+PYTEST = {"test.sh": b"cd /workspace && pytest -q /tests/test_a.py\n", "test_a.py": b""}
+
+
+def task(plugins: tuple[str, ...] | None = None) -> HarborTask:
+    return HarborTask(
+        task_id="t",
+        folder=Path("/none"),
+        instruction="Fix it.",
+        command="bash /tests/test.sh",
+        verifier_timeout_s=5.0,
+        artefacts=(),
+        unknown_keys=(),
+        protected=("tools/**",),
+        pytest_plugins=plugins,
+    )
+
+
+def test_hidden_tests_run_by_pytest_are_isolated_and_guarded() -> None:
+    found = repair_grading(task(), PYTEST)
+    assert GUARD in found.files
+    assert "-c /dev/null --confcutdir=/tests" in found.environment["PYTEST_ADDOPTS"]
+    assert found.environment["PYTEST_ADDOPTS"].endswith("-p etude_session_guard")
+    assert "PYTEST_DISABLE_PLUGIN_AUTOLOAD" not in found.environment
+    assert {"tools/**", "**/conftest.py"} <= {*found.protected}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        b"PYTHONPATH=src pytest /tests/test_a.py\n",
+        b"python3 -I -m pytest /tests\n",
+        b"python3 /tests/check.py\n",
+    ],
+)
+def test_a_verifier_that_could_not_load_the_guard_gets_none(script: bytes) -> None:
+    assert GUARD not in repair_grading(task(), {"test.sh": script}).files
+
+
+def test_a_repositorys_own_settings_stay_where_its_own_tests_run() -> None:
+    tests = {"test.sh": b"cp /tests/test_a.py tests/ && pytest tests\n", "test_a.py": b""}
+    assert "/dev/null" not in repair_grading(task(), tests).environment["PYTEST_ADDOPTS"]
+    own = {**PYTEST, "pytest.ini": b"[pytest]\n"}
+    assert "/dev/null" not in repair_grading(task(), own).environment["PYTEST_ADDOPTS"]
+
+
+def test_a_list_of_plugins_turns_all_others_off() -> None:
+    found = repair_grading(task(("pytest_asyncio",)), PYTEST).environment
+    assert found["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] == "1"
+    assert " -p pytest_asyncio" in found["PYTEST_ADDOPTS"]
+
+
+def test_files_that_a_verifier_starts_are_protected() -> None:
+    found = repair_grading(task(), {"test.sh": b"make check && python3 setup.py build\n"})
+    assert {"{Makefile,makefile,GNUmakefile}", "setup.py"} <= {*found.protected}
+    assert "setup.py" not in repair_grading(task(), PYTEST).protected
+
+
+def test_each_repair_can_be_off() -> None:
+    off = GradingRepairs(
+        runner_paths=False, test_paths=False, cache_paths=False, pins=False, session_guard=False
+    )
+    found = repair_grading(task(), PYTEST, off)
+    assert found.files == PYTEST
+    assert not found.protected
+    assert not found.environment
