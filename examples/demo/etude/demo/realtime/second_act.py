@@ -24,7 +24,7 @@ VISITORS, WINDOW = 96, 80
 QUIET_WINDOWS = 3
 """Of the warmed-up policy; monitors compare with them."""
 MOST_UNTIL_FREEZE = 6
-REPAIR_WINDOWS, MOST_REPAIR_WINDOWS = 2, 5
+REPAIR_WINDOWS, MOST_REPAIR_WINDOWS = 2, 9
 """Windows in a row in which both hacks must have lost for the act to end, and the most windows."""
 NAIVE = ",".join(f"{signal.name}=0" for signal in SIGNALS if signal.name != "dissatisfied_followup")
 """A reward of complaints alone."""
