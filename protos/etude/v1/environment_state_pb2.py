@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n etude/v1/environment_state.proto\x12\x08\x65tude.v1\"d\n\x0fSnapshotRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rcontrol_token\x18\x02 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\x12\x13\n\x0bwith_memory\x18\x04 \x01(\x08\"x\n\x10SnapshotResponse\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x17\n\x0f\x65xpires_unix_ms\x18\x04 \x01(\x03\x12\x12\n\nhas_memory\x18\x05 \x01(\x08\"O\n\x0fRollbackRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rcontrol_token\x18\x02 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\"\x12\n\x10RollbackResponse\"7\n\x0cPauseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rcontrol_token\x18\x02 \x01(\t\"\x0f\n\rPauseResponse\"M\n\rResumeRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rcontrol_token\x18\x02 \x01(\t\x12\x13\n\x0bttl_seconds\x18\x03 \x01(\r\")\n\x0eResumeResponse\x12\x17\n\x0f\x65xpires_unix_ms\x18\x01 \x01(\x03\"U\n\x14\x44ropSnapshotsRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rcontrol_token\x18\x02 \x01(\t\x12\x14\n\x0csnapshot_ids\x18\x03 \x03(\t\"5\n\x15\x44ropSnapshotsResponse\x12\x1c\n\x14missing_snapshot_ids\x18\x01 \x03(\t\"L\n\x0cShareRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rcontrol_token\x18\x02 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\"3\n\rShareResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"x\n\x0c\x46\x65tchRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rcontrol_token\x18\x02 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\x12\x1a\n\x12shared_snapshot_id\x18\x04 \x01(\t\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\"\x0f\n\rFetchResponse2\xd4\x03\n\x0f\x45nvStateService\x12\x41\n\x08Snapshot\x12\x19.etude.v1.SnapshotRequest\x1a\x1a.etude.v1.SnapshotResponse\x12\x41\n\x08Rollback\x12\x19.etude.v1.RollbackRequest\x1a\x1a.etude.v1.RollbackResponse\x12\x38\n\x05Pause\x12\x16.etude.v1.PauseRequest\x1a\x17.etude.v1.PauseResponse\x12;\n\x06Resume\x12\x17.etude.v1.ResumeRequest\x1a\x18.etude.v1.ResumeResponse\x12P\n\rDropSnapshots\x12\x1e.etude.v1.DropSnapshotsRequest\x1a\x1f.etude.v1.DropSnapshotsResponse\x12\x38\n\x05Share\x12\x16.etude.v1.ShareRequest\x1a\x17.etude.v1.ShareResponse\x12\x38\n\x05\x46\x65tch\x12\x16.etude.v1.FetchRequest\x1a\x17.etude.v1.FetchResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n etude/v1/environment_state.proto\x12\x08\x65tude.v1\"y\n\x0fSnapshotRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rcontrol_token\x18\x02 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\x12\x13\n\x0bwith_memory\x18\x04 \x01(\x08\x12\x13\n\x0bttl_seconds\x18\x05 \x01(\r\"x\n\x10SnapshotResponse\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x17\n\x0f\x65xpires_unix_ms\x18\x04 \x01(\x03\x12\x12\n\nhas_memory\x18\x05 \x01(\x08\"O\n\x0fRollbackRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rcontrol_token\x18\x02 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\"\x12\n\x10RollbackResponse\"7\n\x0cPauseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rcontrol_token\x18\x02 \x01(\t\"\x0f\n\rPauseResponse\"M\n\rResumeRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rcontrol_token\x18\x02 \x01(\t\x12\x13\n\x0bttl_seconds\x18\x03 \x01(\r\")\n\x0eResumeResponse\x12\x17\n\x0f\x65xpires_unix_ms\x18\x01 \x01(\x03\"U\n\x14\x44ropSnapshotsRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rcontrol_token\x18\x02 \x01(\t\x12\x14\n\x0csnapshot_ids\x18\x03 \x03(\t\"5\n\x15\x44ropSnapshotsResponse\x12\x1c\n\x14missing_snapshot_ids\x18\x01 \x03(\t\"L\n\x0cShareRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rcontrol_token\x18\x02 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\"3\n\rShareResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"x\n\x0c\x46\x65tchRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rcontrol_token\x18\x02 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\x12\x1a\n\x12shared_snapshot_id\x18\x04 \x01(\t\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\"\x0f\n\rFetchResponse\"b\n\x0cSetUpRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rcontrol_token\x18\x02 \x01(\t\x12\x10\n\x08\x63ommands\x18\x03 \x03(\t\x12\x17\n\x0ftimeout_seconds\x18\x04 \x01(\r\"X\n\rSetUpResponse\x12\x11\n\tsucceeded\x18\x01 \x01(\r\x12\x11\n\texit_code\x18\x02 \x01(\x05\x12\x0e\n\x06output\x18\x03 \x01(\x0c\x12\x11\n\ttimed_out\x18\x04 \x01(\x08\x32\x8e\x04\n\x0f\x45nvStateService\x12\x38\n\x05SetUp\x12\x16.etude.v1.SetUpRequest\x1a\x17.etude.v1.SetUpResponse\x12\x41\n\x08Snapshot\x12\x19.etude.v1.SnapshotRequest\x1a\x1a.etude.v1.SnapshotResponse\x12\x41\n\x08Rollback\x12\x19.etude.v1.RollbackRequest\x1a\x1a.etude.v1.RollbackResponse\x12\x38\n\x05Pause\x12\x16.etude.v1.PauseRequest\x1a\x17.etude.v1.PauseResponse\x12;\n\x06Resume\x12\x17.etude.v1.ResumeRequest\x1a\x18.etude.v1.ResumeResponse\x12P\n\rDropSnapshots\x12\x1e.etude.v1.DropSnapshotsRequest\x1a\x1f.etude.v1.DropSnapshotsResponse\x12\x38\n\x05Share\x12\x16.etude.v1.ShareRequest\x1a\x17.etude.v1.ShareResponse\x12\x38\n\x05\x46\x65tch\x12\x16.etude.v1.FetchRequest\x1a\x17.etude.v1.FetchResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,33 +32,37 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'etude.v1.environment_state_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SNAPSHOTREQUEST']._serialized_start=46
-  _globals['_SNAPSHOTREQUEST']._serialized_end=146
-  _globals['_SNAPSHOTRESPONSE']._serialized_start=148
-  _globals['_SNAPSHOTRESPONSE']._serialized_end=268
-  _globals['_ROLLBACKREQUEST']._serialized_start=270
-  _globals['_ROLLBACKREQUEST']._serialized_end=349
-  _globals['_ROLLBACKRESPONSE']._serialized_start=351
-  _globals['_ROLLBACKRESPONSE']._serialized_end=369
-  _globals['_PAUSEREQUEST']._serialized_start=371
-  _globals['_PAUSEREQUEST']._serialized_end=426
-  _globals['_PAUSERESPONSE']._serialized_start=428
-  _globals['_PAUSERESPONSE']._serialized_end=443
-  _globals['_RESUMEREQUEST']._serialized_start=445
-  _globals['_RESUMEREQUEST']._serialized_end=522
-  _globals['_RESUMERESPONSE']._serialized_start=524
-  _globals['_RESUMERESPONSE']._serialized_end=565
-  _globals['_DROPSNAPSHOTSREQUEST']._serialized_start=567
-  _globals['_DROPSNAPSHOTSREQUEST']._serialized_end=652
-  _globals['_DROPSNAPSHOTSRESPONSE']._serialized_start=654
-  _globals['_DROPSNAPSHOTSRESPONSE']._serialized_end=707
-  _globals['_SHAREREQUEST']._serialized_start=709
-  _globals['_SHAREREQUEST']._serialized_end=785
-  _globals['_SHARERESPONSE']._serialized_start=787
-  _globals['_SHARERESPONSE']._serialized_end=838
-  _globals['_FETCHREQUEST']._serialized_start=840
-  _globals['_FETCHREQUEST']._serialized_end=960
-  _globals['_FETCHRESPONSE']._serialized_start=962
-  _globals['_FETCHRESPONSE']._serialized_end=977
-  _globals['_ENVSTATESERVICE']._serialized_start=980
-  _globals['_ENVSTATESERVICE']._serialized_end=1448
+  _globals['_SNAPSHOTREQUEST']._serialized_end=167
+  _globals['_SNAPSHOTRESPONSE']._serialized_start=169
+  _globals['_SNAPSHOTRESPONSE']._serialized_end=289
+  _globals['_ROLLBACKREQUEST']._serialized_start=291
+  _globals['_ROLLBACKREQUEST']._serialized_end=370
+  _globals['_ROLLBACKRESPONSE']._serialized_start=372
+  _globals['_ROLLBACKRESPONSE']._serialized_end=390
+  _globals['_PAUSEREQUEST']._serialized_start=392
+  _globals['_PAUSEREQUEST']._serialized_end=447
+  _globals['_PAUSERESPONSE']._serialized_start=449
+  _globals['_PAUSERESPONSE']._serialized_end=464
+  _globals['_RESUMEREQUEST']._serialized_start=466
+  _globals['_RESUMEREQUEST']._serialized_end=543
+  _globals['_RESUMERESPONSE']._serialized_start=545
+  _globals['_RESUMERESPONSE']._serialized_end=586
+  _globals['_DROPSNAPSHOTSREQUEST']._serialized_start=588
+  _globals['_DROPSNAPSHOTSREQUEST']._serialized_end=673
+  _globals['_DROPSNAPSHOTSRESPONSE']._serialized_start=675
+  _globals['_DROPSNAPSHOTSRESPONSE']._serialized_end=728
+  _globals['_SHAREREQUEST']._serialized_start=730
+  _globals['_SHAREREQUEST']._serialized_end=806
+  _globals['_SHARERESPONSE']._serialized_start=808
+  _globals['_SHARERESPONSE']._serialized_end=859
+  _globals['_FETCHREQUEST']._serialized_start=861
+  _globals['_FETCHREQUEST']._serialized_end=981
+  _globals['_FETCHRESPONSE']._serialized_start=983
+  _globals['_FETCHRESPONSE']._serialized_end=998
+  _globals['_SETUPREQUEST']._serialized_start=1000
+  _globals['_SETUPREQUEST']._serialized_end=1098
+  _globals['_SETUPRESPONSE']._serialized_start=1100
+  _globals['_SETUPRESPONSE']._serialized_end=1188
+  _globals['_ENVSTATESERVICE']._serialized_start=1191
+  _globals['_ENVSTATESERVICE']._serialized_end=1717
 # @@protoc_insertion_point(module_scope)

@@ -7,16 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("lease_id", "control_token", "snapshot_id", "with_memory")
+    __slots__ = ("lease_id", "control_token", "snapshot_id", "with_memory", "ttl_seconds")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     CONTROL_TOKEN_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
     WITH_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     control_token: str
     snapshot_id: str
     with_memory: bool
-    def __init__(self, lease_id: _Optional[str] = ..., control_token: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., with_memory: _Optional[bool] = ...) -> None: ...
+    ttl_seconds: int
+    def __init__(self, lease_id: _Optional[str] = ..., control_token: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., with_memory: _Optional[bool] = ..., ttl_seconds: _Optional[int] = ...) -> None: ...
 
 class SnapshotResponse(_message.Message):
     __slots__ = ("snapshot_id", "size_bytes", "digest", "expires_unix_ms", "has_memory")
@@ -125,3 +127,27 @@ class FetchRequest(_message.Message):
 class FetchResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class SetUpRequest(_message.Message):
+    __slots__ = ("lease_id", "control_token", "commands", "timeout_seconds")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    control_token: str
+    commands: _containers.RepeatedScalarFieldContainer[str]
+    timeout_seconds: int
+    def __init__(self, lease_id: _Optional[str] = ..., control_token: _Optional[str] = ..., commands: _Optional[_Iterable[str]] = ..., timeout_seconds: _Optional[int] = ...) -> None: ...
+
+class SetUpResponse(_message.Message):
+    __slots__ = ("succeeded", "exit_code", "output", "timed_out")
+    SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    TIMED_OUT_FIELD_NUMBER: _ClassVar[int]
+    succeeded: int
+    exit_code: int
+    output: bytes
+    timed_out: bool
+    def __init__(self, succeeded: _Optional[int] = ..., exit_code: _Optional[int] = ..., output: _Optional[bytes] = ..., timed_out: _Optional[bool] = ...) -> None: ...

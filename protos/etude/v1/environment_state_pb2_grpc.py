@@ -37,6 +37,11 @@ class EnvStateServiceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.SetUp = channel.unary_unary(
+                '/etude.v1.EnvStateService/SetUp',
+                request_serializer=etude_dot_v1_dot_environment__state__pb2.SetUpRequest.SerializeToString,
+                response_deserializer=etude_dot_v1_dot_environment__state__pb2.SetUpResponse.FromString,
+                _registered_method=True)
         self.Snapshot = channel.unary_unary(
                 '/etude.v1.EnvStateService/Snapshot',
                 request_serializer=etude_dot_v1_dot_environment__state__pb2.SnapshotRequest.SerializeToString,
@@ -79,6 +84,14 @@ class EnvStateServiceServicer:
     happens between two turns and needs the lease's control token. To fork, take a snapshot and name
     it in LaunchBatch.
     """
+
+    def SetUp(self, request, context):
+        """SetUp runs a task's set-up commands, before any call of an agent. The lease's snapshots and
+        their forks are set up too, and hidden tests are run on what the set-up left.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Snapshot(self, request, context):
         """Snapshot saves the state of an environment, which goes on.
@@ -132,6 +145,11 @@ class EnvStateServiceServicer:
 
 def add_EnvStateServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'SetUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetUp,
+                    request_deserializer=etude_dot_v1_dot_environment__state__pb2.SetUpRequest.FromString,
+                    response_serializer=etude_dot_v1_dot_environment__state__pb2.SetUpResponse.SerializeToString,
+            ),
             'Snapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.Snapshot,
                     request_deserializer=etude_dot_v1_dot_environment__state__pb2.SnapshotRequest.FromString,
@@ -180,6 +198,33 @@ class EnvStateService:
     happens between two turns and needs the lease's control token. To fork, take a snapshot and name
     it in LaunchBatch.
     """
+
+    @staticmethod
+    def SetUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etude.v1.EnvStateService/SetUp',
+            etude_dot_v1_dot_environment__state__pb2.SetUpRequest.SerializeToString,
+            etude_dot_v1_dot_environment__state__pb2.SetUpResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Snapshot(request,

@@ -36,6 +36,10 @@ class EnvStateServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> EnvStateServiceAsyncStub: ...
+    SetUp: _grpc.UnaryUnaryMultiCallable[_environment_state_pb2.SetUpRequest, _environment_state_pb2.SetUpResponse]
+    """SetUp runs a task's set-up commands, before any call of an agent. The lease's snapshots and
+    their forks are set up too, and hidden tests are run on what the set-up left.
+    """
     Snapshot: _grpc.UnaryUnaryMultiCallable[_environment_state_pb2.SnapshotRequest, _environment_state_pb2.SnapshotResponse]
     """Snapshot saves the state of an environment, which goes on."""
     Rollback: _grpc.UnaryUnaryMultiCallable[_environment_state_pb2.RollbackRequest, _environment_state_pb2.RollbackResponse]
@@ -59,6 +63,10 @@ class EnvStateServiceAsyncStub(EnvStateServiceStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    SetUp: _aio.UnaryUnaryMultiCallable[_environment_state_pb2.SetUpRequest, _environment_state_pb2.SetUpResponse]  # type: ignore[assignment]
+    """SetUp runs a task's set-up commands, before any call of an agent. The lease's snapshots and
+    their forks are set up too, and hidden tests are run on what the set-up left.
+    """
     Snapshot: _aio.UnaryUnaryMultiCallable[_environment_state_pb2.SnapshotRequest, _environment_state_pb2.SnapshotResponse]  # type: ignore[assignment]
     """Snapshot saves the state of an environment, which goes on."""
     Rollback: _aio.UnaryUnaryMultiCallable[_environment_state_pb2.RollbackRequest, _environment_state_pb2.RollbackResponse]  # type: ignore[assignment]
@@ -79,6 +87,16 @@ class EnvStateServiceServicer(metaclass=_abc_1.ABCMeta):
     happens between two turns and needs the lease's control token. To fork, take a snapshot and name
     it in LaunchBatch.
     """
+
+    @_abc_1.abstractmethod
+    def SetUp(
+        self,
+        request: _environment_state_pb2.SetUpRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_environment_state_pb2.SetUpResponse, _abc.Awaitable[_environment_state_pb2.SetUpResponse]]:
+        """SetUp runs a task's set-up commands, before any call of an agent. The lease's snapshots and
+        their forks are set up too, and hidden tests are run on what the set-up left.
+        """
 
     @_abc_1.abstractmethod
     def Snapshot(

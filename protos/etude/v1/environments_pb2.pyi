@@ -341,18 +341,20 @@ class ReportPlanResponse(_message.Message):
     def __init__(self, templates: _Optional[_Iterable[_Union[TemplateReady, _Mapping]]] = ...) -> None: ...
 
 class PrepareGroupRequest(_message.Message):
-    __slots__ = ("run_id", "group_id", "template", "workspace", "count")
+    __slots__ = ("run_id", "group_id", "template", "workspace", "count", "image")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     WORKSPACE_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     group_id: str
     template: str
     workspace: WorkspaceSource
     count: int
-    def __init__(self, run_id: _Optional[str] = ..., group_id: _Optional[str] = ..., template: _Optional[str] = ..., workspace: _Optional[_Union[WorkspaceSource, _Mapping]] = ..., count: _Optional[int] = ...) -> None: ...
+    image: str
+    def __init__(self, run_id: _Optional[str] = ..., group_id: _Optional[str] = ..., template: _Optional[str] = ..., workspace: _Optional[_Union[WorkspaceSource, _Mapping]] = ..., count: _Optional[int] = ..., image: _Optional[str] = ...) -> None: ...
 
 class PrepareGroupResponse(_message.Message):
     __slots__ = ()
