@@ -48,6 +48,11 @@ def is_pinned(reference: str) -> bool:
     return "@" in reference
 
 
+def pinned_digest(reference: str) -> str:
+    """The digest that a reference means to name; empty for the name of a template's image."""
+    return reference.rpartition("@")[2] if is_pinned(reference) else ""
+
+
 def parse_pinned(reference: str) -> PinnedImage:
     """Parse a reference.
 

@@ -42,6 +42,9 @@ snapshot_seconds = Histogram(
     buckets=_SECONDS,
 )
 suspensions = Counter("etude_env_rests", "VMs suspended and resumed between calls.", ["step"])
+setup_seconds = Histogram(
+    "etude_env_setup_seconds", "Time of the set-up of a task in an environment.", buckets=_SECONDS
+)
 tool_seconds = Histogram(
     "etude_env_tool_seconds", "Wall time of one tool call.", ["tool"], buckets=_SECONDS
 )

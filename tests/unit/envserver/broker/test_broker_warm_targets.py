@@ -1,5 +1,6 @@
 """What a broker makes ready ahead of a launch, and where groups and snapshots start."""
 
+import asyncio
 import time
 
 import pytest
@@ -94,6 +95,25 @@ async def test_a_snapshot_is_taken_up_where_it_is_held() -> None:
     outcomes = await launched(broker, request(count=4, snapshot_id="s"))
 
     assert {o.lease.endpoint for o in outcomes} == {"n5"}
+
+
+async def test_what_waits_for_a_snapshot_ends_when_its_host_is_lost() -> None:
+    nodes = MemoryHostClient(slots=1)
+    broker = started(nodes, "n0", "n1")
+    nodes.snapshots["n0"] = [
+        environments_pb2.HeldSnapshot(snapshot_id="s", run_id="run", template="python")
+    ]
+    broker.heartbeat(nodes.heartbeat("n0"))
+    waiting = asyncio.create_task(launched(broker, request(count=2, snapshot_id="s")))
+    await asyncio.sleep(0.05)
+
+    nodes.snapshots.clear()
+    broker.heartbeat(nodes.heartbeat("n0"))
+    await broker.tick()
+
+    one, other = await waiting
+    assert one.HasField("lease")
+    assert other.failure.reason == "SnapshotLost"
 
 
 @pytest.mark.parametrize("owner", ["another-run", None])

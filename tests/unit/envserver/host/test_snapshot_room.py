@@ -14,9 +14,9 @@ from etude.envserver.host.snapshots import local_snapshots
 from etude.envserver.host.snapshots.local_snapshots import (
     LocalSnapshots,
     NoRoomError,
-    SnapshotOrigin,
     SnapshotQuota,
 )
+from etude.envserver.host.snapshots.snapshot_record import SnapshotOrigin
 from etude.envserver.storage import folders
 from etude.envserver.storage.folders import FolderLimits
 

@@ -13,7 +13,8 @@ from etude.envserver.drivers.base import CapMissingError
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.host import Host
 from etude.envserver.host.snapshots.environment_state import origin_of
-from etude.envserver.host.snapshots.local_snapshots import LocalSnapshot, NoRoomError, SnapshotQuota
+from etude.envserver.host.snapshots.local_snapshots import NoRoomError, SnapshotQuota
+from etude.envserver.host.snapshots.snapshot_record import LocalSnapshot
 from etude.envserver.host.snapshots.snapshot_store import (
     MANIFEST,
     SharedSnapshot,

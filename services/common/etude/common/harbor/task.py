@@ -61,6 +61,10 @@ class HarborTask:
     """Name of the image that it needs; empty where any will do."""
     is_graded_in_fork: bool = False
     """True if hidden tests run in a fork of the agent's sandbox and inspect its services."""
+    setup: tuple[str, ...] = ()
+    """Shell commands that prepare the workspace before the agent starts."""
+    setup_timeout_s: float = 600.0
+    """Time limit of all of them together."""
     ambiguity: float = 0.0
     """How far the instruction leaves open what is wanted, from 0 to 1."""
     protected: tuple[str, ...] = ()
@@ -86,6 +90,11 @@ class HarborTask:
         folder = self.folder / "solution"
         return read_files(folder) if folder.exists() else {}
 
+    @property
+    def setup_script(self) -> str:
+        """The beginning of a shell command that sets the task up first; empty without a set-up."""
+        return "".join(f"( {command}\n) || exit; " for command in self.setup)
+
     def digest(self) -> str:
         """Identity of everything that decides a grade: first files, tests, command, time limit."""
         hasher = blake3(f"{self.command}\0{self.verifier_timeout_s}\0{self.artefacts}".encode())
@@ -93,6 +102,8 @@ class HarborTask:
             hasher.update(b"\0fork")
         if self.protected or self.allowed or self.pytest_plugins is not None:
             hasher.update(f"\0{self.protected}\0{self.allowed}\0{self.pytest_plugins}".encode())
+        if self.setup:
+            hasher.update(f"\0setup{self.setup!r}".encode())
         for part in ("environment", "tests"):
             for path, data in read_files(self.folder / part).items():
                 hasher.update(f"\0{part}/{path}\0{len(data)}\0".encode())
@@ -144,6 +155,8 @@ def read_task(folder: Path) -> HarborTask:
         keeps_history=own.etude_keeps_history,
         image=own.etude_image or "",
         is_graded_in_fork=own.etude_grade == "fork",
+        setup=own.etude_setup,
+        setup_timeout_s=own.etude_setup_timeout_sec,
         ambiguity=own.etude_ambiguity,
         protected=own.etude_protected,
         allowed=own.etude_allowed,

@@ -65,6 +65,7 @@ _Env = Annotated[
     dict[Annotated[str, StringConstraints(pattern=_ENV_NAME)], str], AfterValidator(_literal)
 ]
 _Size = Annotated[str, AfterValidator(_size)]
+_Command = Annotated[str, StringConstraints(min_length=1, max_length=65_536, pattern=r"^[^\x00]*$")]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _NoNetwork = Literal["no-network"] | None
 
@@ -85,7 +86,7 @@ class Section(BaseModel):
 
 
 class MetadataSection(Section):
-    """Free for authors; some keys of it are read here."""
+    """Free for authors; keys that begin with `etude_` are read here."""
 
     etude_verifier: str | None = Field(default=None, min_length=1, max_length=4096)
     """Runs the verifier in place of tests/test.sh."""
@@ -99,6 +100,12 @@ class MetadataSection(Section):
     etude_grade: Literal["clean", "fork"] = "clean"
     """Where hidden tests run: in a fresh sandbox, or in a fork of the agent's with its image's
     services, which proves less."""
+
+    etude_setup: tuple[_Command, ...] = Field(default=(), max_length=64)
+    """Shell commands that prepare the workspace before the agent starts, in order. A group's
+    rollouts, and the hidden tests, start from what they leave in the environment's files."""
+    etude_setup_timeout_sec: float = Field(default=600, gt=0, le=3_600, allow_inf_nan=False)
+    """Time limit of all set-up commands together."""
 
     etude_ambiguity: float = Field(default=0, ge=0, le=1, allow_inf_nan=False)
     """How far the instruction leaves open what is wanted: at 1 a question costs nothing."""

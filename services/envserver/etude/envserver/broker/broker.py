@@ -18,7 +18,7 @@ from etude.common.errors import (
     UnavailableError,
     UnknownIdError,
 )
-from etude.common.pinned_images import pool_template
+from etude.common.pinned_images import pinned_digest, pool_template
 from etude.common.plans.registry import PlanRegistry
 from etude.envserver import metrics
 from etude.envserver.broker.dispatcher import Dispatcher
@@ -202,7 +202,8 @@ class Broker:
         """
         check_group_request(request, self._templates)
         check_shard(request.run_id, self.shard)
-        want = PlacementRequest(request.template, request.count)
+        image = pinned_digest(request.image)
+        want = PlacementRequest(request.template, request.count, image=image)
         host = self.placer.prepare(request.run_id, request.group_id, want)
         if host is not None:
             self.warm_targets.pin(request, host, now_s=time.monotonic())
@@ -227,10 +228,10 @@ class Broker:
         for closing in over:
             log.info("expired on %s: %s", closing.node_id, closing.lease_ids)
         self.dispatcher.close(over)
-        for batch in [b for b in self.queue.batches() if b.deadline_s <= now_s]:
-            why = self.ledger.hosts.explain_no_host(batch.placement_class.template)
-            for index in self.queue.remove(batch):
-                self.streams.deliver(batch, failure_outcome(index, "QueueTimeout", why))
+        for batch in list(self.queue.batches()):
+            if (failure := self._failure_of(batch, now_s)) is not None:
+                for index in self.queue.remove(batch):
+                    self.streams.deliver(batch, failure_outcome(index, *failure))
         self.ledger.forget_old(now_s=now_s)
         self.drains.update(now_s=now_s)
         self._dispatch()
@@ -263,6 +264,15 @@ class Broker:
             await asyncio.sleep(TICK_S)
         if pool_template(template) != request.template:
             raise InvalidFieldError("template", f"snapshot {name!r} was made from {template!r}")
+
+    def _failure_of(self, batch: LaunchBatch, now_s: float) -> tuple[str, str] | None:
+        """Reason and text of a failure, for what waits too long or for a snapshot that is lost."""
+        hosts, line = self.ledger.hosts, batch.placement_class
+        if batch.deadline_s <= now_s:
+            return "QueueTimeout", hosts.explain_no_host(line.template)
+        if line.snapshot_id and not hosts.holders(batch.key.run_id, line.snapshot_id):
+            return "SnapshotLost", f"no host holds snapshot {line.snapshot_id!r} any more"
+        return None
 
     def _submit(self, request: environments_pb2.LaunchBatchRequest, asked: str) -> OutcomeStream:
         key = BatchKey(request.run_id, request.idempotency_key)

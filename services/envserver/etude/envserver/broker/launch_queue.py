@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from etude.common.pinned_images import is_pinned
+from etude.common.pinned_images import pinned_digest
 from etude.v1 import environments_pb2
 
 QUANTUM_CPU_MS = 200.0
@@ -54,7 +54,7 @@ class LaunchBatch:
         self.placement_class = PlacementClass(
             self.request.template,
             self.request.snapshot_id,
-            self.request.image.rpartition("@")[2] if is_pinned(self.request.image) else "",
+            pinned_digest(self.request.image),
         )
 
 

@@ -232,6 +232,18 @@ class Sandbox(Protocol):
         """
         raise CapMissingError("of this lease", "memory", "it grades in fresh sandboxes only")
 
+    async def verify_prepared(self, work: Verification, removed: Sequence[str]) -> CommandOutcome:
+        """Run a verifier on what a task's set-up left; no agent has run here, nothing runs later.
+
+        Args:
+            work: the verifier; its workspace are the files that an agent has written.
+            removed: paths that the agent has deleted.
+
+        Raises:
+            CapMissingError: what is left are files only, which a fresh sandbox can have.
+        """
+        raise CapMissingError("of this lease", "memory", "it grades in fresh sandboxes only")
+
     async def save(self, folder: Path, limits: FolderLimits) -> SavedSandbox:
         """Write a snapshot to an empty folder of the host; the sandbox continues.
 

@@ -8,7 +8,7 @@ covered: what the agent had a service do by a request. That is what a fork is gr
 its grade is weaker evidence.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from etude.agent.workspace import ExecResult, PathFault, WorkspaceError
@@ -79,6 +79,29 @@ async def grade_new(
         return replace(await grade_fresh(channel, work, environment), sandbox_start=start)
     finally:
         await destroy()
+
+
+async def grade_prepared(
+    channel: GuestCaller,
+    work: Verification,
+    environment: Mapping[str, str],
+    removed: Sequence[str],
+) -> CommandOutcome:
+    """Grade in a guest that has what a task's set-up left, and in which no agent has run.
+
+    Raises:
+        SandboxError: what the agent has deleted could not be removed.
+    """
+    files = GuestWorkspace(channel, GuestCommands(channel=channel).run)
+    for path in removed:
+        try:
+            await files.delete(path)
+        except WorkspaceError as error:
+            if error.fault is not PathFault.NO_SUCH_FILE:  # the set-up may have deleted it too
+                raise SandboxError(f"{path} could not be removed: {error}") from error
+    await write_tree(channel, work.workspace, root=HOME)
+    await write_tree(channel, work.tests, root=TESTS)
+    return await _grade(channel, work, environment)
 
 
 async def grade_fork(

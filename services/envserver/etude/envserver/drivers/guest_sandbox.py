@@ -1,7 +1,7 @@
 """Sandboxes with a guest agent: the half that microVMs and gVisor containers share."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
 
@@ -10,7 +10,13 @@ from typing_extensions import override
 from etude.agent.workspace import FolderNotes, Workspace, notes
 from etude.agent.workspace.interface import Runner
 from etude.envserver.drivers import guest_grading
-from etude.envserver.drivers.base import CommandOutcome, Sandbox, SandboxError, SandboxStart
+from etude.envserver.drivers.base import (
+    CommandOutcome,
+    Sandbox,
+    SandboxError,
+    SandboxStart,
+    Verification,
+)
 from etude.envserver.guest import workspace_files
 from etude.envserver.guest.calls import GuestCaller
 from etude.envserver.guest.commands import GuestCommands
@@ -80,6 +86,10 @@ class GuestSandbox(Sandbox, Generic[_G]):
     @override
     async def read_files(self, limits: FolderLimits) -> FolderContent:
         return await workspace_files.workspace_content(self._running, limits)
+
+    @override
+    async def verify_prepared(self, work: Verification, removed: Sequence[str]) -> CommandOutcome:
+        return await guest_grading.grade_prepared(self._running, work, self._environment, removed)
 
     @override
     async def close(self) -> None:

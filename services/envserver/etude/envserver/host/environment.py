@@ -131,6 +131,10 @@ class LeasedEnvironment:
         if self.is_half_restored:
             raise WrongStateError(f"lease {self.lease_id} is half rolled back: roll it back again")
 
+    def replace_record(self, record: LeaseRecord) -> None:
+        """Replace the record after a change of the files from outside; the turn is held."""
+        self.record, self._identity = record, None
+
     def close_for_calls(self) -> None:
         """Refuse all later calls; the turn is held."""
         self._closed = True

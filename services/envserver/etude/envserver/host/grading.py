@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from etude.common.errors import InvalidFieldError, WrongStateError, crossing
 from etude.envserver.drivers.base import (
@@ -18,7 +18,7 @@ from etude.envserver.host.leases.start_tracker import StartTracker
 from etude.envserver.host.protected_paths import restore_protected
 from etude.envserver.host.result_cache import ResultCache
 from etude.envserver.isolation.sandbox_layout import LOGS
-from etude.envserver.storage import trees
+from etude.envserver.storage import folders, trees
 from etude.envserver.storage.trees import Tree
 from etude.v1 import environments_pb2
 
@@ -71,10 +71,12 @@ class Grader:
             environment=dict(job.environment),
         )
         mode = job.mode or environments_pb2.GRADE_MODE_CLEAN
-        if mode == environments_pb2.GRADE_MODE_CLEAN:
-            outcome = await self._grade_clean(work, fork)
-        else:
+        if mode == environments_pb2.GRADE_MODE_FORK:
             outcome = await self._grade_fork(fork, work)
+        elif fork is not None and fork.record.is_prepared:
+            outcome = await self._grade_prepared(fork, work, source)
+        else:
+            outcome = await self._grade_clean(work, fork)
         return environments_pb2.GradeResponse(
             exit_code=outcome.exit_code,
             output=outcome.output,
@@ -109,6 +111,40 @@ class Grader:
         command = (work.command, variables, work.reward_path, str(work.timeout_s))
         key = " ".join(("grade", *parts, *command))
         return await self.cache.get(key, compute)
+
+    async def _grade_prepared(
+        self, fork: LeasedEnvironment, work: Verification, source: Tree
+    ) -> CommandOutcome:
+        """Grade on what a task's set-up left, in a lease that has it and no call of an agent.
+
+        Without memory there is nothing but files, which a fresh sandbox gets.
+
+        Raises:
+            WrongStateError: calls of an agent have run.
+            SandboxError: the platform failed, or the files are too large for a fresh sandbox.
+        """
+        changes = trees.tree_difference(source, work.workspace)
+        async with fork.turn:
+            fork.check_ready()
+            if fork.results.digests():
+                raise WrongStateError(
+                    f"calls have run in lease {fork.lease_id} since its set-up: lease another"
+                )
+            with crossing(SandboxError, f"grading in lease {fork.lease_id}"):
+                fork.close_for_calls()
+                if self.driver.caps.memory:
+                    written = trees.files_of(changes.written, "diff.written")
+                    return await fork.sandbox.verify_prepared(
+                        replace(work, workspace=written), changes.deleted
+                    )
+                try:
+                    found = await fork.sandbox.read_files(folders.DIFF)
+                except folders.TooLargeError as error:
+                    raise SandboxError(
+                        f"what the task's set-up left is too large: {error}"
+                    ) from error
+        files = trees.apply_diff(found.tree, changes, ())
+        return await self._grade_clean(replace(work, workspace=files), fork)
 
     async def _grade_fork(
         self, fork: LeasedEnvironment | None, work: Verification

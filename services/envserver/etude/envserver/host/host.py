@@ -29,7 +29,8 @@ from etude.envserver.host.leases.records import LEASE_ID, LeaseRecord
 from etude.envserver.host.leases.start_tracker import StartTracker
 from etude.envserver.host.result_cache import ResultCache
 from etude.envserver.host.snapshots.environment_state import EnvironmentStates
-from etude.envserver.host.snapshots.local_snapshots import LocalSnapshot, LocalSnapshots
+from etude.envserver.host.snapshots.local_snapshots import LocalSnapshots
+from etude.envserver.host.snapshots.snapshot_record import LocalSnapshot
 from etude.envserver.host.task_images import TaskImages, require_images
 from etude.envserver.host.workspace_sources import WorkspaceSource, WorkspaceSources
 from etude.envserver.storage import folders
@@ -294,6 +295,7 @@ class Host:
             on_expiry=request.on_expiry,
             snapshot_id=request.snapshot_id,
             image=request.image,
+            is_prepared=found.snapshot is not None and found.snapshot.terms.is_prepared,
         )
 
     async def _make(

@@ -12,7 +12,7 @@ from etude.common.errors import CorruptError, EtudeError, InvalidFieldError, Unk
 from etude.envserver import metrics
 from etude.envserver.drivers.base import Driver, SandboxError
 from etude.envserver.host.snapshots.environment_state import EnvironmentStates
-from etude.envserver.host.snapshots.local_snapshots import LocalSnapshot
+from etude.envserver.host.snapshots.snapshot_record import LocalSnapshot
 from etude.envserver.host.task_images import TaskImages, require_images
 from etude.envserver.host.workspace_sources import WorkspaceSource, WorkspaceSources
 from etude.v1 import environments_pb2

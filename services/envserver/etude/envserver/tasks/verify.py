@@ -109,8 +109,10 @@ class TaskVerifier:
             environment=repaired.environment,
             protected_paths=repaired.protected,
             allowed_paths=repaired.allowed,
-            command=command,
-            timeout_seconds=math.ceil(task.verifier_timeout_s),
+            command=f"{task.setup_script}{command}",
+            timeout_seconds=math.ceil(
+                task.verifier_timeout_s + (task.setup_timeout_s if task.setup else 0)
+            ),
             reward_path=harbor_task.REWARD_PATH,
         )
         answer = await self.grader.grade(place.source.tree, job, template=place.template)

@@ -1,7 +1,7 @@
 """Sandbox of one lease as a microVM."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from typing_extensions import override
@@ -65,6 +65,12 @@ class VmSandbox(GuestSandbox[AutoSuspendingVm]):
         self._running.vm.close_egress()
         environment = sandbox_layout.command_environment(self._context.image_environment)
         return await guest_grading.grade_fork(self._running, work, environment)
+
+    @override
+    async def verify_prepared(self, work: Verification, removed: Sequence[str]) -> CommandOutcome:
+        self._running.vm.close_egress()
+        environment = sandbox_layout.command_environment(self._context.image_environment)
+        return await guest_grading.grade_prepared(self._running, work, environment, removed)
 
     @override
     async def save(self, folder: Path, limits: FolderLimits) -> SavedSandbox:

@@ -45,6 +45,8 @@ class LeaseRecord:
     """Snapshot of its run that it started from, if any."""
     image: str = ""
     """Image that its task names by digest, if any."""
+    is_prepared: bool = False
+    """True if its task was set up in it, or in what it is a fork of."""
 
     @property
     def lease_id(self) -> str:
@@ -77,6 +79,7 @@ def save_record(folder: Path, record: LeaseRecord) -> None:
             "on_expiry": record.on_expiry,
             "snapshot_id": record.snapshot_id,
             "image": record.image,
+            "is_prepared": record.is_prepared,
         },
     )
 

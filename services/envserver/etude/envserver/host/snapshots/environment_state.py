@@ -7,6 +7,7 @@ is repeated from the beginning; a pause holds as soon as it is recorded.
 
 import asyncio
 import contextlib
+import math
 import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -25,11 +26,13 @@ from etude.envserver.drivers.base import (
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.leases import records
 from etude.envserver.host.leases.records import CALLS, PAUSED, ROLLBACK
-from etude.envserver.host.snapshots.local_snapshots import (
+from etude.envserver.host.snapshots.local_snapshots import LocalSnapshots
+from etude.envserver.host.snapshots.snapshot_record import (
     SAVED,
     LocalSnapshot,
-    LocalSnapshots,
     SnapshotOrigin,
+    SnapshotTerms,
+    token_digest,
 )
 from etude.envserver.storage.folders import FolderLimits
 
@@ -45,7 +48,12 @@ class EnvironmentStates:
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     async def snapshot(
-        self, environment: LeasedEnvironment, snapshot_id: str, *, with_memory: bool
+        self,
+        environment: LeasedEnvironment,
+        snapshot_id: str,
+        *,
+        with_memory: bool,
+        ttl_s: float = math.inf,
     ) -> LocalSnapshot:
         """Save an environment, or return the snapshot of the same id.
 
@@ -74,9 +82,10 @@ class EnvironmentStates:
                     origin_of(environment),
                     write,
                     has_memory=self.driver.caps.memory,
+                    terms=_terms(environment, ttl_s),
                 )
 
-        return await self._between_turns(environment, work)
+        return await self.between_turns(environment, work)
 
     async def rollback(self, environment: LeasedEnvironment, snapshot_id: str) -> None:
         """Restore an environment to a snapshot that it has taken.
@@ -110,7 +119,7 @@ class EnvironmentStates:
                         intent.unlink()
                     raise
 
-        await self._between_turns(environment, work)
+        await self.between_turns(environment, work)
 
     async def continue_rollback(self, environment: LeasedEnvironment) -> bool:
         """Repeat a predecessor's unfinished rollback; False if there was none.
@@ -137,7 +146,7 @@ class EnvironmentStates:
             found = self.snapshots.find(origin.run_id, snapshot_id, lease_id=origin.lease_id)
             await self.snapshots.drop(found)
 
-        await self._between_turns(environment, work)
+        await self.between_turns(environment, work)
 
     async def drop_graded(self, environment: LeasedEnvironment) -> None:
         """Remove the snapshot from which an environment was forked to be graded."""
@@ -181,7 +190,7 @@ class EnvironmentStates:
                         marker.unlink()
                     raise
 
-        await self._between_turns(environment, work)
+        await self.between_turns(environment, work)
 
     async def resume(self, environment: LeasedEnvironment) -> None:
         """Resume a paused environment.
@@ -197,7 +206,7 @@ class EnvironmentStates:
                     (environment.folder / PAUSED).unlink()
                 environment.is_paused = False
 
-        await self._between_turns(environment, work)
+        await self.between_turns(environment, work)
 
     async def continue_pause(self, environment: LeasedEnvironment) -> int | None:
         """Finish a predecessor's pause.
@@ -247,9 +256,15 @@ class EnvironmentStates:
                 (environment.folder / ROLLBACK).unlink()
             environment.is_half_restored = False
 
-    async def _between_turns(
+    async def between_turns(
         self, environment: LeasedEnvironment, work: Callable[[], Awaitable[_T]]
     ) -> _T:
+        """Run work between two turns, to its end even if the caller leaves.
+
+        Raises:
+            UnknownIdError: the lease has ended.
+        """
+
         async def alone() -> _T:
             async with environment.turn:
                 environment.check_open()
@@ -259,6 +274,15 @@ class EnvironmentStates:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
+
+
+def _terms(environment: LeasedEnvironment, ttl_s: float) -> SnapshotTerms:
+    record = environment.record
+    return SnapshotTerms(
+        ttl_s=ttl_s,
+        control_digest=token_digest(record.held.lease.control_token),
+        is_prepared=record.is_prepared and not environment.results.digests(),
+    )
 
 
 def origin_of(environment: LeasedEnvironment) -> SnapshotOrigin:

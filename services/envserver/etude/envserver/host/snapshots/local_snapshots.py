@@ -7,6 +7,7 @@ snapshots/<random name>/state.json    written last: the snapshot exists from the
 
 import asyncio
 import contextlib
+import hmac
 import logging
 import os
 import re
@@ -14,13 +15,13 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from etude.common.errors import (
     CorruptError,
     EtudeError,
+    ForbiddenError,
     FullError,
     InvalidFieldError,
     ReusedIdError,
@@ -29,8 +30,16 @@ from etude.common.errors import (
 )
 from etude.envserver import metrics
 from etude.envserver.drivers.base import SandboxError, SavedSandbox
-from etude.envserver.host.leases import records
-from etude.envserver.host.leases.records import CALLS, STATE
+from etude.envserver.host.leases.records import STATE
+from etude.envserver.host.snapshots import snapshot_record
+from etude.envserver.host.snapshots.snapshot_record import (
+    NO_TERMS,
+    SAVED,
+    LocalSnapshot,
+    SnapshotOrigin,
+    SnapshotTerms,
+    token_digest,
+)
 from etude.envserver.storage import folders
 from etude.envserver.storage.folders import FolderLimits, TooLargeError
 from etude.v1 import environments_pb2
@@ -38,7 +47,6 @@ from etude.v1 import environments_pb2
 log = logging.getLogger(__name__)
 
 SNAPSHOT_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
-SAVED = "saved"
 RETRY_AFTER_S = 30.0
 """Snapshots end with their leases' rollouts, which take minutes."""
 
@@ -68,34 +76,6 @@ class NoRoomError(FullError):
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what}: drop snapshots that are not needed", retry_after_s=RETRY_AFTER_S)
-
-
-class SnapshotOrigin(NamedTuple):
-    """Lease, run and first files of a snapshot."""
-
-    run_id: str
-    lease_id: str
-    template: str
-    uri: str
-    source_key: str
-    """Identity of the first files, the base of the environment's diff."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalSnapshot:
-    """The saved state of one environment."""
-
-    snapshot_id: str
-    origin: SnapshotOrigin
-    saved: SavedSandbox
-    has_memory: bool
-    created_unix_ms: int
-    folder: Path
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Run and id, the key on this host."""
-        return self.origin.run_id, self.snapshot_id
 
 
 Write = Callable[[Path, FolderLimits], Awaitable[SavedSandbox]]
@@ -142,6 +122,18 @@ class LocalSnapshots:
             raise UnknownIdError(f"this host holds no such snapshot {snapshot_id[:128]!r}")
         return found
 
+    def of_lease(self, lease_id: str, control_token: str) -> list[LocalSnapshot]:
+        """Snapshots of a lease, which may have ended.
+
+        Raises:
+            ForbiddenError: another token than the lease's.
+        """
+        found = [each for each in self._kept.values() if each.origin.lease_id == lease_id]
+        digest = token_digest(control_token)
+        if any(not hmac.compare_digest(each.terms.control_digest, digest) for each in found):
+            raise ForbiddenError(f"lease {lease_id}: this takes the control token")
+        return found
+
     def in_folder(self, name: str) -> LocalSnapshot:
         """The snapshot in the folder of this name.
 
@@ -168,7 +160,13 @@ class LocalSnapshots:
                     await asyncio.to_thread(_remove_or_log, snapshot.folder)
 
     async def take(
-        self, snapshot_id: str, origin: SnapshotOrigin, write: Write, *, has_memory: bool
+        self,
+        snapshot_id: str,
+        origin: SnapshotOrigin,
+        write: Write,
+        *,
+        has_memory: bool,
+        terms: SnapshotTerms = NO_TERMS,
     ) -> LocalSnapshot:
         """Make a snapshot, or return the existing one.
 
@@ -191,7 +189,18 @@ class LocalSnapshots:
         self._making_keys.add(key)
         self._granted_bytes[key] = limits.max_bytes
         try:
-            made = await self._make(snapshot_id, origin, write, limits, has_memory=has_memory)
+            folder = self.folder / secrets.token_hex(12)
+            saved = await self._write(folder, key, write, limits)
+            made = LocalSnapshot(
+                snapshot_id=snapshot_id,
+                origin=origin,
+                saved=saved,
+                has_memory=has_memory,
+                created_unix_ms=round(1000 * time.time()),
+                folder=folder,
+                terms=terms,
+            )
+            await self._commit(made)
         finally:
             self._making[origin.run_id] -= 1
             self._making_keys.discard(key)
@@ -234,14 +243,14 @@ class LocalSnapshots:
 
     def expires_unix_ms(self, snapshot: LocalSnapshot) -> int:
         """Latest time of its removal."""
-        return snapshot.created_unix_ms + round(1000 * self.quota.ttl_s)
+        return snapshot.created_unix_ms + round(1000 * min(snapshot.terms.ttl_s, self.quota.ttl_s))
 
     def take_over(self) -> int:
         """Adopt a predecessor's finished snapshots, remove others; returns how many it adopted."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in sorted(self.folder.iterdir()):
             try:
-                snapshot = _load(folder)
+                snapshot = snapshot_record.load_record(folder)
             except CorruptError as error:
                 log.warning("snapshot %s is not adopted: %s", folder.name, error)
                 _remove_or_log(folder)
@@ -250,37 +259,41 @@ class LocalSnapshots:
         self._count()
         return len(self._kept)
 
-    async def _make(
-        self,
-        snapshot_id: str,
-        origin: SnapshotOrigin,
-        write: Write,
-        limits: FolderLimits,
-        *,
-        has_memory: bool,
-    ) -> LocalSnapshot:
-        folder = self.folder / secrets.token_hex(12)
+    async def _write(
+        self, folder: Path, key: tuple[str, str], write: Write, limits: FolderLimits
+    ) -> SavedSandbox:
+        """Write a run's snapshot into a new folder, all or nothing.
+
+        Raises:
+            NoRoomError: it is too large.
+            EtudeError: it could not be written.
+        """
+        run_id, snapshot_id = key
         try:
             with crossing(SandboxError, f"snapshot {snapshot_id}"):
                 (folder / SAVED).mkdir(mode=0o700, parents=True)
                 saved = await write(folder, limits)
-                self._check_bytes(origin.run_id, saved.num_bytes)
-                made = LocalSnapshot(
-                    snapshot_id=snapshot_id,
-                    origin=origin,
-                    saved=saved,
-                    has_memory=has_memory,
-                    created_unix_ms=round(1000 * time.time()),
-                    folder=folder,
-                )
-                await asyncio.to_thread(_commit, made)
+                self._check_bytes(run_id, saved.num_bytes)
         except TooLargeError as error:
             await asyncio.to_thread(_remove_or_log, folder)
             raise NoRoomError(f"snapshot {snapshot_id!r} does not fit: {error}") from error
         except EtudeError:
             await asyncio.to_thread(_remove_or_log, folder)
             raise
-        return made
+        return saved
+
+    async def _commit(self, made: LocalSnapshot) -> None:
+        """Make a snapshot durable, or remove it.
+
+        Raises:
+            EtudeError: the disk failed.
+        """
+        try:
+            with crossing(SandboxError, f"snapshot {made.snapshot_id}"):
+                await asyncio.to_thread(snapshot_record.write_record, made)
+        except EtudeError:
+            await asyncio.to_thread(_remove_or_log, made.folder)
+            raise
 
     def _room(self, run_id: str) -> FolderLimits:
         """Limits of one more snapshot of a run.
@@ -321,39 +334,6 @@ class LocalSnapshots:
     def _count(self) -> None:
         metrics.snapshots.set(len(self._kept))
         metrics.snapshot_bytes.set(sum(each.saved.num_bytes for each in self._kept.values()))
-
-
-def _commit(made: LocalSnapshot) -> None:
-    said = {
-        "snapshot_id": made.snapshot_id,
-        "origin": made.origin._asdict(),
-        "saved": asdict(made.saved),
-        "has_memory": made.has_memory,
-        "created_unix_ms": made.created_unix_ms,
-    }
-    records.write_json(made.folder / STATE, said)
-
-
-def _load(folder: Path) -> LocalSnapshot:
-    """Read the snapshot of a folder.
-
-    Raises:
-        CorruptError: there is none, or it cannot be read.
-    """
-    said = records.read_json(folder / STATE)
-    if said is None or not (folder / CALLS).exists():
-        raise CorruptError(f"{folder}: was never finished")
-    try:
-        return LocalSnapshot(
-            snapshot_id=said["snapshot_id"],
-            origin=SnapshotOrigin(**said["origin"]),
-            saved=SavedSandbox(**said["saved"]),
-            has_memory=said["has_memory"],
-            created_unix_ms=said["created_unix_ms"],
-            folder=folder,
-        )
-    except (KeyError, TypeError) as cause:
-        raise CorruptError(f"{folder / STATE}: {cause}") from cause
 
 
 def _remove_or_log(folder: Path) -> None:

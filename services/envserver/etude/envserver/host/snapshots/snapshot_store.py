@@ -25,12 +25,8 @@ from etude.common.blobs import MissingError, Store
 from etude.common.errors import CorruptError, StoreError, UnknownIdError, WrongStateError, crossing
 from etude.envserver.drivers.base import CapMissingError, Driver, SandboxError, SavedSandbox
 from etude.envserver.host.leases.records import CALLS
-from etude.envserver.host.snapshots.local_snapshots import (
-    SAVED,
-    LocalSnapshot,
-    LocalSnapshots,
-    SnapshotOrigin,
-)
+from etude.envserver.host.snapshots.local_snapshots import LocalSnapshots
+from etude.envserver.host.snapshots.snapshot_record import SAVED, LocalSnapshot, SnapshotOrigin
 from etude.envserver.storage import packing
 from etude.envserver.storage.folders import FolderLimits
 

@@ -1,5 +1,7 @@
 """RPCs on the state of a host's environments, for the holders of their control tokens."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -9,10 +11,12 @@ from typing_extensions import override
 from etude.common.errors import InvalidFieldError, UnknownIdError
 from etude.common.tls.lease_owner import require_owner
 from etude.common.tls.policy import AuthenticatedCall
+from etude.envserver.host import task_setup
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.host import Host
 from etude.envserver.host.owned_leases import find_owned
 from etude.envserver.host.snapshots.environment_state import origin_of
+from etude.envserver.host.snapshots.snapshot_record import LocalSnapshot
 from etude.envserver.host.snapshots.snapshot_store import (
     NoSnapshotStoreError,
     SharedSnapshotRef,
@@ -40,6 +44,24 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
     """Store of shared snapshots, if the pool has one."""
 
     @override
+    async def SetUp(
+        self, request: pb2.SetUpRequest, context: Context[pb2.SetUpRequest, pb2.SetUpResponse]
+    ) -> pb2.SetUpResponse:
+        environment = self._controlled(request.lease_id, request.control_token, context)
+        done = await task_setup.set_up(
+            self.host.states,
+            environment,
+            request.commands,
+            timeout_s=float(request.timeout_seconds),
+        )
+        return pb2.SetUpResponse(
+            succeeded=done.succeeded,
+            exit_code=done.exit_code,
+            output=done.output,
+            timed_out=done.timed_out,
+        )
+
+    @override
     async def Snapshot(
         self,
         request: pb2.SnapshotRequest,
@@ -48,7 +70,10 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
         environment = self._controlled(request.lease_id, request.control_token, context)
         states = self.host.states
         made = await states.snapshot(
-            environment, request.snapshot_id, with_memory=request.with_memory
+            environment,
+            request.snapshot_id,
+            with_memory=request.with_memory,
+            ttl_s=request.ttl_seconds or math.inf,
         )
         return pb2.SnapshotResponse(
             snapshot_id=made.snapshot_id,
@@ -98,15 +123,21 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
         request: pb2.DropSnapshotsRequest,
         context: Context[pb2.DropSnapshotsRequest, pb2.DropSnapshotsResponse],
     ) -> pb2.DropSnapshotsResponse:
-        environment = self._controlled(request.lease_id, request.control_token, context)
+        try:
+            environment = self._controlled(request.lease_id, request.control_token, context)
+        except UnknownIdError:
+            held = self.host.states.snapshots.of_lease(request.lease_id, request.control_token)
+            if not held:
+                raise
+            require_owner(context, request.lease_id, held[0].origin.run_id)
+            return await self._drop_of_ended(held, request.snapshot_ids)
         missing = []
         for snapshot_id in request.snapshot_ids:
             try:
                 await self.host.states.drop(environment, snapshot_id)
             except UnknownIdError:
                 missing.append(snapshot_id)
-            if self.store is not None:
-                await self.store.remove(environment.record.held.run_id, snapshot_id)
+            await self._drop_shared(environment.record.held.run_id, snapshot_id)
         return pb2.DropSnapshotsResponse(missing_snapshot_ids=missing)
 
     @override
@@ -128,6 +159,21 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
         snapshots = self.host.states.snapshots
         await self._require_store().fetch(snapshots, whose, wanted, request.snapshot_id)
         return pb2.FetchResponse()
+
+    async def _drop_of_ended(
+        self, held: Sequence[LocalSnapshot], snapshot_ids: Sequence[str]
+    ) -> pb2.DropSnapshotsResponse:
+        """Remove some of the snapshots that an ended lease has left."""
+        for each in held:
+            if each.snapshot_id in snapshot_ids:
+                await self.host.states.snapshots.drop(each)
+                await self._drop_shared(each.origin.run_id, each.snapshot_id)
+        missing = set(snapshot_ids) - {each.snapshot_id for each in held}
+        return pb2.DropSnapshotsResponse(missing_snapshot_ids=sorted(missing))
+
+    async def _drop_shared(self, run_id: str, snapshot_id: str) -> None:
+        if self.store is not None:
+            await self.store.remove(run_id, snapshot_id)
 
     def _require_store(self) -> SnapshotStore:
         """The store of shared snapshots.
