@@ -80,10 +80,46 @@ class Rewards(rewards_pb2_grpc.RewardServiceServicer):
 
 @dataclass(slots=True)
 class States(environment_state_pb2_grpc.EnvStateServiceServicer):
-    """Saves every environment that it is told to, or none."""
+    """Sets up and saves every environment that it is asked to, or none."""
 
     can_save: bool = True
     saved: list[environment_state_pb2.SnapshotRequest] = field(default_factory=list)
+    set_up: list[environment_state_pb2.SetUpRequest] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    failing_command: int | None = None
+    """Command of every set-up that fails."""
+    lost_setups: int = 0
+    """Set-ups that end with UNAVAILABLE before any succeeds."""
+
+    @override
+    async def SetUp(
+        self,
+        request: environment_state_pb2.SetUpRequest,
+        context: grpc.aio.ServicerContext[
+            environment_state_pb2.SetUpRequest, environment_state_pb2.SetUpResponse
+        ],
+    ) -> environment_state_pb2.SetUpResponse:
+        self.set_up.append(request)
+        if self.lost_setups:
+            self.lost_setups -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the node is gone")
+        if self.failing_command is not None:
+            return environment_state_pb2.SetUpResponse(
+                succeeded=self.failing_command, exit_code=3, output=b"no such package"
+            )
+        return environment_state_pb2.SetUpResponse(succeeded=len(request.commands))
+
+    @override
+    async def DropSnapshots(
+        self,
+        request: environment_state_pb2.DropSnapshotsRequest,
+        context: grpc.aio.ServicerContext[
+            environment_state_pb2.DropSnapshotsRequest,
+            environment_state_pb2.DropSnapshotsResponse,
+        ],
+    ) -> environment_state_pb2.DropSnapshotsResponse:
+        self.dropped += request.snapshot_ids
+        return environment_state_pb2.DropSnapshotsResponse()
 
     @override
     async def Snapshot(

@@ -27,6 +27,11 @@ class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):
     """Streams that break after their first answer."""
     held: int = 0
     most: int = 0
+    can_save: bool = True
+    """Whether environments can be saved."""
+    lost_snapshots: int = 0
+    """Launches from a snapshot that find it gone before any finds it."""
+    announced: list[environments_pb2.PrepareGroupRequest] = field(default_factory=list)
 
     @override
     async def LaunchBatch(
@@ -37,6 +42,9 @@ class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):
         ],
     ) -> AsyncIterator[environments_pb2.LaunchBatchResponse]:
         self.launches.append(request)
+        if request.snapshot_id and self.lost_snapshots:
+            self.lost_snapshots -= 1
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no host holds the snapshot")
         leases = self.granted.get(request.idempotency_key)
         if leases is None:
             leases = [self._lease(request, place) for place in range(request.count)]
@@ -59,6 +67,7 @@ class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):
             control_token="control",
             driver="scripted",
             isolation=environments_pb2.ISOLATION_WEAK,
+            caps=environments_pb2.Caps(files=self.can_save),
         )
 
     @override
@@ -85,6 +94,7 @@ class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):
             environments_pb2.PrepareGroupRequest, environments_pb2.PrepareGroupResponse
         ],
     ) -> environments_pb2.PrepareGroupResponse:
+        self.announced.append(request)
         return environments_pb2.PrepareGroupResponse()
 
     @override

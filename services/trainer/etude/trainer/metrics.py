@@ -28,6 +28,16 @@ ENVIRONMENTS = Counter(
 REPLAYED = Counter(
     "etude_rollout_replayed_calls_total", "Calls replayed in replacement environments."
 )
+GROUP_SETUPS = Counter(
+    "etude_rollout_group_setups_total",
+    "Set-ups of a task for all rollouts of a group, by outcome.",
+    ["outcome"],
+)
+STARTS = Counter(
+    "etude_rollout_starts_total",
+    "Rollouts by start: forked from a group's set-up, set up separately, or without a set-up.",
+    ["start"],
+)
 COMPLETIONS = Counter(
     "etude_rollout_completions_total",
     "Completions, by whether an engine's end interrupted them.",

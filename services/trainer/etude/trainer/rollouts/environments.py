@@ -12,6 +12,7 @@ from etude.trainer.rollouts.outage import OutageBudget
 from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
 from etude.trainer.rollouts.sandbox_client import SandboxClient
 from etude.trainer.rollouts.snapshot_client import SnapshotClient
+from etude.trainer.rollouts.task_setup import TaskSetup
 from etude.v1 import environments_pb2
 
 CALL_MARGIN_S = 30.0
@@ -43,6 +44,26 @@ class GroupEnvironments:
         """This worker's leases at the broker."""
         return self.clients.leases(self.order.environment)
 
+    def states(self, lease: environments_pb2.Lease, outage: OutageBudget) -> SnapshotClient:
+        """Client for the state of a leased environment."""
+        return SnapshotClient(
+            self.clients.snapshot_stub(lease.endpoint), lease, outage, self.call_s
+        )
+
+    async def announce(self) -> None:
+        """Tell the broker that the group starts soon, if it has siblings."""
+        order = self.order
+        if len(order.indices) > 1:
+            request = environments_pb2.PrepareGroupRequest(
+                run_id=self.config.run,
+                group_id=order.group_id,
+                template=self.config.templates[order.environment],
+                workspace=environments_pb2.WorkspaceSource(uri=f"{order.task_uri}/environment"),
+                count=len(order.indices),
+                image=self.image,
+            )
+            await self.leases.announce(request)
+
     def launch_request(
         self, indices: Sequence[int], attempt: int | str
     ) -> environments_pb2.LaunchBatchRequest:
@@ -70,6 +91,7 @@ class RolloutEnvironments(ReplacementSource):
     index: int
     attempt: int
     outage: OutageBudget
+    setup: TaskSetup
 
     @override
     def request(self, number: int) -> environments_pb2.LaunchBatchRequest:
@@ -86,5 +108,8 @@ class RolloutEnvironments(ReplacementSource):
 
     @override
     def states(self, lease: environments_pb2.Lease) -> SnapshotClient:
-        stub = self.group.clients.snapshot_stub(lease.endpoint)
-        return SnapshotClient(stub, lease, self.outage, self.group.call_s)
+        return self.group.states(lease, self.outage)
+
+    @override
+    async def set_up(self, lease: environments_pb2.Lease) -> None:
+        await self.setup.run(self.states(lease))

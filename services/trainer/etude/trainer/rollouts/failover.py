@@ -2,8 +2,8 @@
 
 The worker keeps the call log, which thus outlives the sandbox host; a worker that dies loses the
 rollout's tokens as well, and the rollout restarts anyway. A new lease starts from the initial
-files. Calls that may have side effects are replayed turn by turn and must return their earlier
-results; calls that only read are answered from the log.
+files, and is set up as the lost one was. Calls that may have side effects are replayed turn by
+turn and must return their earlier results; calls that only read are answered from the log.
 """
 
 import logging
@@ -51,6 +51,15 @@ class ReplacementSource(Protocol):
 
     def states(self, lease: environments_pb2.Lease) -> SnapshotClient:
         """Client for snapshots of a lease."""
+        ...
+
+    async def set_up(self, lease: environments_pb2.Lease) -> None:
+        """Run the set-up of the task, if it has one, in a lease that was not used.
+
+        Raises:
+            SetupFailedError: a command failed.
+            AioRpcError: the host refuses, or went away.
+        """
         ...
 
 
@@ -146,6 +155,7 @@ class FailoverEnvironment(RolloutEnvironment):
         until_s = time.monotonic() + PLACEMENT_S
         self.leases.release([self.lease.lease_id])
         await self._lease_replacement(cause, until_s)
+        await self.source.set_up(self.lease)
         self._record_event(cause, await self._replay_calls())
 
     async def _lease_replacement(self, cause: EnvironmentLostError, until_s: float) -> None:

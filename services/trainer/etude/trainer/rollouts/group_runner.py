@@ -28,10 +28,13 @@ from etude.trainer.rollouts.endpoint_policy import (
 from etude.trainer.rollouts.engine_client import EngineSampler
 from etude.trainer.rollouts.environments import GroupEnvironments, RolloutEnvironments
 from etude.trainer.rollouts.failover import FailoverCounts, FailoverEnvironment
+from etude.trainer.rollouts.group_start import GroupSnapshot, GroupStart
 from etude.trainer.rollouts.leases import LaunchResult, RolloutSlots
 from etude.trainer.rollouts.outage import OutageBudget
 from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
 from etude.trainer.rollouts.sandbox_client import EnvironmentLostError
+from etude.trainer.rollouts.snapshot_client import fork_request
+from etude.trainer.rollouts.task_setup import SetupFailedError
 from etude.trainer.routing.router import Router
 from etude.trainer.seeding import derive_seed
 from etude.v1 import environments_pb2, rollout_pb2
@@ -39,11 +42,15 @@ from etude.v1 import environments_pb2, rollout_pb2
 log = logging.getLogger(__name__)
 _TRACER = trace.get_tracer("etude.trainer")
 
+FORK_WAIT_S = 60
+"""Longest wait of forks for slots of the host that has their snapshot; then others are set up."""
+
 _FAULTS = (
     PlatformFaultError,
     UnavailableError,
     EnvironmentLostError,
     DivergedError,
+    SetupFailedError,
     grpc.aio.AioRpcError,
 )
 
@@ -61,6 +68,10 @@ class GroupRunner:
     clients: ClientPool
     environments: GroupEnvironments
     router: Router
+    start: GroupStart
+    """What the rollouts start from."""
+    upcoming: asyncio.Semaphore
+    """Bounds the groups of a worker that are prepared and wait for slots."""
     saves_end_state: bool = False
     """True if the end state is snapshotted, to be graded in a fork."""
     retried: int = 0
@@ -78,12 +89,15 @@ class GroupRunner:
         self._instruction = instruction
         async with self._tasks:
             waiting = list(self.order.indices)
-            while waiting:
+            async with self.upcoming:
+                self.start.begin()
                 granted = await self.slots.acquire(len(waiting))
+            while granted:
                 batch, waiting = waiting[:granted], waiting[granted:]
                 self._tasks.create_task(
                     self._launch(batch, attempt=0), name=self._rollout_id(batch[0])
                 )
+                granted = await self.slots.acquire(len(waiting)) if waiting else 0
         return [self._finished[index] for index in self.order.indices]
 
     def mask_all(self, fault: str) -> list[rollout_pb2.Rollout]:
@@ -95,23 +109,73 @@ class GroupRunner:
 
     async def _launch(self, indices: Sequence[int], *, attempt: int) -> None:
         """Lease environments for some siblings, and start each as its own becomes ready."""
-        left = set(indices)
-        request = self.environments.launch_request(indices, attempt)
+        left = list(indices)
         try:
-            async for launch in self.environments.leases.launch(request):
-                index = indices[launch.place]
-                left.discard(index)
-                self._tasks.create_task(
-                    self._attempt(index, launch, attempt=attempt), name=self._rollout_id(index)
-                )
+            snapshot = await self.start.snapshot()
+            while snapshot is not None and left:
+                left = await self._fork(left, snapshot, attempt)
+                if left:
+                    snapshot = await self.start.next_snapshot(snapshot, siblings=len(left))
+            if left:
+                request = self.environments.launch_request(left, attempt)
+                await self._start_each(left, request, None, attempt)
+        except SetupFailedError as error:
+            for index in left:  # another attempt would fail as well
+                failed = LaunchResult(0, None, f"{error.reason}: {error}")
+                self._start_attempt(index, failed, None, self.order.limits.retries)
         except EtudeError as error:
             for index in left:
-                failed = LaunchResult(0, None, str(error))
-                self._tasks.create_task(
-                    self._attempt(index, failed, attempt=attempt), name=self._rollout_id(index)
-                )
+                self._start_attempt(index, LaunchResult(0, None, str(error)), None, attempt)
 
-    async def _attempt(self, index: int, launch: LaunchResult, *, attempt: int) -> None:
+    async def _fork(
+        self, indices: Sequence[int], snapshot: GroupSnapshot, attempt: int
+    ) -> list[int]:
+        """Start siblings as forks; return those that could not be forked."""
+        request = fork_request(
+            self.environments.launch_request(indices, attempt),
+            snapshot.snapshot_id,
+            count=len(indices),
+        )
+        request.queue_timeout_seconds = FORK_WAIT_S
+        return await self._start_each(indices, request, snapshot, attempt)
+
+    async def _start_each(
+        self,
+        indices: Sequence[int],
+        request: environments_pb2.LaunchBatchRequest,
+        snapshot: GroupSnapshot | None,
+        attempt: int,
+    ) -> list[int]:
+        """Start siblings as their environments become ready; return forks that there were not.
+
+        Raises:
+            UnavailableError: the broker stayed away, and no sibling was lost with a fork.
+        """
+        left = set(indices)
+        try:
+            async for launch in self.environments.leases.launch(request):
+                if launch.lease is not None or snapshot is None:
+                    index = indices[launch.place]
+                    left.discard(index)
+                    self._start_attempt(index, launch, snapshot, attempt)
+        except EtudeError as error:
+            log.warning("%s: %s", self.order.group_id, error)
+            if snapshot is None:
+                for index in left:
+                    self._start_attempt(index, LaunchResult(0, None, str(error)), None, attempt)
+                return []
+        return sorted(left)
+
+    def _start_attempt(
+        self, index: int, launch: LaunchResult, snapshot: GroupSnapshot | None, attempt: int
+    ) -> None:
+        self._tasks.create_task(
+            self._attempt(index, launch, snapshot, attempt=attempt), name=self._rollout_id(index)
+        )
+
+    async def _attempt(
+        self, index: int, launch: LaunchResult, snapshot: GroupSnapshot | None, *, attempt: int
+    ) -> None:
         """Run one attempt at one rollout, and release its slot and lease in any case."""
         environment: FailoverEnvironment | None = None
         try:
@@ -120,7 +184,7 @@ class GroupRunner:
             else:
                 self.driver, self.isolation = launch.lease.driver, launch.lease.isolation
                 environment = self._open_environment(index, launch.lease, attempt)
-                rollout = await self._roll_out(index, environment)
+                rollout = await self._roll_out(index, environment, snapshot)
         finally:
             self.slots.release()
             if environment is not None:
@@ -147,7 +211,7 @@ class GroupRunner:
         self, index: int, lease: environments_pb2.Lease, attempt: int
     ) -> FailoverEnvironment:
         outage = OutageBudget(self.config.outage_s)
-        source = RolloutEnvironments(self.environments, index, attempt, outage)
+        source = RolloutEnvironments(self.environments, index, attempt, outage, self.start.setup)
         return FailoverEnvironment(
             leases=self.environments.leases,
             source=source,
@@ -157,7 +221,9 @@ class GroupRunner:
             tally=self.tally,
         )
 
-    async def _roll_out(self, index: int, environment: FailoverEnvironment) -> rollout_pb2.Rollout:
+    async def _roll_out(
+        self, index: int, environment: FailoverEnvironment, snapshot: GroupSnapshot | None
+    ) -> rollout_pb2.Rollout:
         """Run a rollout in its environment, in a trace span of its own."""
         with _TRACER.start_as_current_span("invoke_agent etude") as span:
             span.set_attributes(
@@ -172,7 +238,10 @@ class GroupRunner:
                 }
             )
             try:
+                await self._set_up(environment, snapshot)
                 rollout = await self._run(index, environment)
+                if snapshot is not None and not self.saves_end_state:
+                    rollout.snapshot_id = snapshot.snapshot_id
             except _FAULTS as error:
                 rollout = lost_rollout(str(error))
             span.set_attribute("etude.ending", rollout_pb2.Ending.Name(rollout.ending))
@@ -183,6 +252,24 @@ class GroupRunner:
             ids = span.get_span_context()
             rollout.trace_id, rollout.span_id = f"{ids.trace_id:032x}", f"{ids.span_id:016x}"
         return rollout
+
+    async def _set_up(
+        self, environment: FailoverEnvironment, snapshot: GroupSnapshot | None
+    ) -> None:
+        """Set up an environment that is no fork of one that was.
+
+        Raises:
+            SetupFailedError: a command failed.
+            AioRpcError: the host refuses, or went away.
+        """
+        counts = self.start.counts
+        if snapshot is not None:
+            counts.forked += 1
+        elif self.start.setup.commands:
+            counts.separate += 1
+            await environment.source.set_up(environment.lease)
+        else:
+            counts.unprepared += 1
 
     async def _run(self, index: int, environment: FailoverEnvironment) -> rollout_pb2.Rollout:
         limits, outage = self.order.limits, environment.outage

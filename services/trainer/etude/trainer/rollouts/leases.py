@@ -93,6 +93,16 @@ class Leases:
         failure = answer.failure
         return LaunchResult(answer.index, None, f"{failure.reason}: {failure.message}")
 
+    async def announce(self, request: environments_pb2.PrepareGroupRequest) -> None:
+        """Tell the broker that a group starts soon; a broker that does not answer places it later.
+
+        It is a hint: the group's launch says everything again.
+        """
+        try:
+            await self.broker.PrepareGroup(request, timeout=channels.CONTROL_DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            log.info("group %s is not announced: %s", request.group_id, error.details())
+
     def release(self, lease_ids: Sequence[str]) -> None:
         for lease_id in lease_ids:
             self._forget(lease_id)

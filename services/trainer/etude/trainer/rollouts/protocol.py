@@ -58,6 +58,24 @@ def split_evenly(total: int, workers: int) -> list[int]:
     return [total // used + (place < total % used) for place in range(used)]
 
 
+@dataclass(slots=True)
+class StartCounts:
+    """Counts of set-ups of a group, and of its rollouts by how each started."""
+
+    setups: int = 0
+    """Environments that were set up and saved for all siblings."""
+    setups_failed: int = 0
+    """Set-ups of which a command failed."""
+    setups_lost: int = 0
+    """Set-ups that the platform lost."""
+    forked: int = 0
+    """Rollouts that were forked from what a set-up left."""
+    separate: int = 0
+    """Rollouts that were set up separately."""
+    unprepared: int = 0
+    """Rollouts of tasks without a set-up."""
+
+
 class GroupResult(NamedTuple):
     """Finished rollouts, scored or masked: one per index of the order."""
 
@@ -74,6 +92,8 @@ class GroupResult(NamedTuple):
     """Lost environments that were replaced, so that the rollout went on."""
     replayed: int = 0
     """Calls that were replayed in replacements."""
+    starts: StartCounts = StartCounts()
+    """Set-ups and starts, read only."""
     completions: CompletionCounts = CompletionCounts()
     """Completions of all rollouts, read only."""
 

@@ -23,20 +23,41 @@ class SnapshotClient:
     outage: OutageBudget
     timeout_s: float
 
+    async def set_up(
+        self, commands: Sequence[str], *, limit_s: int
+    ) -> environment_state_pb2.SetUpResponse:
+        """Run a task's set-up commands in an environment that was not used.
+
+        It is not retried: a set-up that was cut off leaves its environment half set up.
+
+        Args:
+            commands: shell commands; the first that fails ends the set-up.
+            limit_s: time limit of all of them together.
+        """
+        request = environment_state_pb2.SetUpRequest(
+            lease_id=self.lease.lease_id,
+            control_token=self.lease.control_token,
+            commands=commands,
+            timeout_seconds=limit_s,
+        )
+        return await self.node.SetUp(request, timeout=limit_s + self.timeout_s)
+
     async def snapshot(
-        self, snapshot_id: str, *, with_memory: bool = False
+        self, snapshot_id: str, *, with_memory: bool = False, ttl_s: int = 0
     ) -> environment_state_pb2.SnapshotResponse:
         """Snapshot the environment, which goes on running. The same id gives the same snapshot.
 
         Args:
             snapshot_id: unique within the run.
             with_memory: refuse drivers that save files only.
+            ttl_s: the host removes it after this; 0: after a day.
         """
         request = environment_state_pb2.SnapshotRequest(
             lease_id=self.lease.lease_id,
             control_token=self.lease.control_token,
             snapshot_id=snapshot_id,
             with_memory=with_memory,
+            ttl_seconds=ttl_s,
         )
         return await self._call(lambda: self.node.Snapshot(request, timeout=self.timeout_s))
 
@@ -74,7 +95,7 @@ class SnapshotClient:
         return answer.expires_unix_ms
 
     async def drop(self, snapshot_ids: Sequence[str]) -> list[str]:
-        """Delete snapshots; return the ids that do not exist."""
+        """Delete snapshots, also of a lease that has ended; return the ids that do not exist."""
         request = environment_state_pb2.DropSnapshotsRequest(
             lease_id=self.lease.lease_id,
             control_token=self.lease.control_token,

@@ -23,6 +23,7 @@ from etude.trainer.rollouts.protocol import (
     GroupRequest,
     GroupResult,
     RolloutWorkers,
+    StartCounts,
     WorkerLostError,
 )
 from etude.trainer.rollouts.scoring import mask_rollout
@@ -87,6 +88,7 @@ class RolloutDispatcher:
             metrics.ROLLOUTS.labels(state=outcome, reason=reward.fault.reason).inc()
         self.progress.figures.retried += result.retried
         _count_lost(result)
+        _count_starts(result.starts)
         self._count_completions(result.completions)
         self.progress.mark_progress()
         self._report_environment(order.environment, result)
@@ -164,6 +166,21 @@ class RolloutDispatcher:
         summary = known.get(pool) or self.reporter.status.environments.add(pool=pool)
         summary.driver = result.driver
         summary.isolation = result.isolation
+
+
+def _count_starts(starts: StartCounts) -> None:
+    for outcome, count in (
+        ("saved", starts.setups),
+        ("failed", starts.setups_failed),
+        ("lost", starts.setups_lost),
+    ):
+        metrics.GROUP_SETUPS.labels(outcome=outcome).inc(count)
+    for start, count in (
+        ("forked", starts.forked),
+        ("separate", starts.separate),
+        ("unprepared", starts.unprepared),
+    ):
+        metrics.STARTS.labels(start=start).inc(count)
 
 
 def _count_lost(result: GroupResult) -> None:
