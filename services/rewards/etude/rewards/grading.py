@@ -18,7 +18,12 @@ from etude.common.harbor.grading_repairs import repair_grading
 from etude.common.harbor.task import REWARD_PATH, HarborTask
 from etude.common.rpc import channels
 from etude.common.rpc.retry_after import retry_after_s
-from etude.v1 import environments_pb2, environments_pb2_grpc
+from etude.v1 import (
+    environment_state_pb2,
+    environment_state_pb2_grpc,
+    environments_pb2,
+    environments_pb2_grpc,
+)
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +55,8 @@ class GradeInput(NamedTuple):
 
     diff: environments_pb2.WorkspaceDiff
     snapshot_id: str = ""
-    """Snapshot of its environment, if the task is graded in a fork; empty for the base."""
+    """Snapshot of its environment, if the task is graded in a fork; else of what the task's set-up
+    left, if there is one; empty for the base."""
 
 
 class LostGrade(NamedTuple):
@@ -219,8 +225,13 @@ class _Batch:
     async def _grade(
         self, lease: environments_pb2.Lease, diff: environments_pb2.WorkspaceDiff
     ) -> GradeAnswer:
-        node = environments_pb2_grpc.EnvNodeServiceStub(self.sandboxes.channel(lease.endpoint))
+        channel = self.sandboxes.channel(lease.endpoint)
+        node = environments_pb2_grpc.EnvNodeServiceStub(channel)
         try:
+            if self.job.task.setup and not self.snapshot_id:
+                states = environment_state_pb2_grpc.EnvStateServiceStub(channel)
+                if failure := await _set_up(states, lease, self.job):
+                    return failure
             return await node.Grade(
                 _requests(lease, self.job, diff),
                 # The host counts the limit from the start of the tests, which may wait for a core.
@@ -248,6 +259,29 @@ class _Batch:
         except grpc.aio.AioRpcError as error:
             # They expire at their time to live; the grades are valid.
             log.warning("leases not released: %s", error.details())
+
+
+async def _set_up(
+    states: "environment_state_pb2_grpc.EnvStateServiceAsyncStub",
+    lease: environments_pb2.Lease,
+    job: GradingJob,
+) -> LostGrade | None:
+    """Run the task's set-up in a lease; None if it succeeded.
+
+    Raises:
+        AioRpcError: the host refuses, or went away.
+    """
+    request = environment_state_pb2.SetUpRequest(
+        lease_id=lease.lease_id,
+        control_token=lease.control_token,
+        commands=job.task.setup,
+        timeout_seconds=math.ceil(job.task.setup_timeout_s),
+    )
+    done = await states.SetUp(request, timeout=job.left_s, metadata=telemetry.trace_metadata())
+    if done.succeeded == len(job.task.setup):
+        return None
+    tail = done.output[-200:].decode(errors="replace")
+    return LostGrade(f"metadata.etude_setup[{done.succeeded}] failed: {tail!r}")
 
 
 def _requests(

@@ -76,16 +76,19 @@ class _Submission(NamedTuple):
     handed: GradeInput
 
 
-def make_submission(diff: environments_pb2.WorkspaceDiff, snapshot_id: str = "") -> _Submission:
+def make_submission(
+    diff: environments_pb2.WorkspaceDiff, snapshot_id: str = "", *, is_end: bool = False
+) -> _Submission:
     """A diff in canonical order with its digest, so that equal changes are graded once.
 
-    A snapshot that is graded in a fork equals only itself: the state of services is unknown.
+    A snapshot of a rollout's end equals only itself: the state of services is unknown. Snapshots of
+    what a task's set-up left are as good as each other.
     """
     ordered = environments_pb2.WorkspaceDiff()
     ordered.written.extend(sorted(diff.written, key=operator.attrgetter("path")))
     ordered.deleted.extend(sorted(diff.deleted))
     digest = blake3(ordered.SerializeToString(deterministic=True))
-    digest.update(snapshot_id.encode())
+    digest.update(snapshot_id.encode() if is_end else b"")
     return _Submission(digest.hexdigest(), GradeInput(ordered, snapshot_id))
 
 
@@ -134,7 +137,7 @@ class Verifier:
             return Fault(FaultReason.ROLLOUT_FAULT, f"its diff cannot be read: {error}")
         if job.task.is_graded_in_fork and not rollout.snapshot_id:
             return Fault(FaultReason.ROLLOUT_FAULT, "its environment was not saved for a fork")
-        return make_submission(diff, rollout.snapshot_id if job.task.is_graded_in_fork else "")
+        return make_submission(diff, rollout.snapshot_id, is_end=job.task.is_graded_in_fork)
 
     async def _results(
         self, job: GradingJob, task_digest: str, handed: dict[str, GradeInput]
@@ -142,11 +145,15 @@ class Verifier:
         """Results by the diff's digest, from the cache if it was graded before."""
         keys = {digest: _Key(task_digest, digest, FUNCTION.version) for digest in handed}
         results: dict[str, GradeResult] = {d: self._grades.get(keys[d], _NOT_YET) for d in handed}
-        for _ in range(1 + self.parameters.retries):
+        for attempt in range(1 + self.parameters.retries):
             missing = [digest for digest, found in results.items() if isinstance(found, LostGrade)]
             if not missing or job.left_s <= 0:
                 break
-            answers = await self.sandboxes.grade(job, [handed[digest] for digest in missing])
+            inputs = [handed[digest] for digest in missing]
+            if attempt and not job.task.is_graded_in_fork:
+                # The snapshot of the set-up may be lost with its host: the task is set up again.
+                inputs = [each._replace(snapshot_id="") for each in inputs]
+            answers = await self.sandboxes.grade(job, inputs)
             for digest, answer in zip(missing, answers, strict=True):
                 results[digest] = self._remember(keys[digest], parse_answer(answer))
         return results
