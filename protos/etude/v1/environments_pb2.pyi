@@ -97,7 +97,7 @@ class Caps(_message.Message):
     def __init__(self, files: _Optional[bool] = ..., memory: _Optional[bool] = ..., freeze: _Optional[bool] = ..., portable: _Optional[bool] = ..., egress: _Optional[bool] = ...) -> None: ...
 
 class LaunchBatchRequest(_message.Message):
-    __slots__ = ("run_id", "idempotency_key", "template", "workspace", "count", "toolset", "ttl_seconds", "queue_timeout_seconds", "group_id", "snapshot_id", "deadline_unix_ms", "on_expiry", "image")
+    __slots__ = ("run_id", "idempotency_key", "template", "workspace", "count", "toolset", "ttl_seconds", "queue_timeout_seconds", "group_id", "snapshot_id", "deadline_unix_ms", "on_expiry", "image", "is_repeated")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,7 @@ class LaunchBatchRequest(_message.Message):
     DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     ON_EXPIRY_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
+    IS_REPEATED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     idempotency_key: str
     template: str
@@ -124,7 +125,8 @@ class LaunchBatchRequest(_message.Message):
     deadline_unix_ms: int
     on_expiry: OnExpiry
     image: str
-    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., template: _Optional[str] = ..., workspace: _Optional[_Union[WorkspaceSource, _Mapping]] = ..., count: _Optional[int] = ..., toolset: _Optional[str] = ..., ttl_seconds: _Optional[int] = ..., queue_timeout_seconds: _Optional[int] = ..., group_id: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., on_expiry: _Optional[_Union[OnExpiry, str]] = ..., image: _Optional[str] = ...) -> None: ...
+    is_repeated: bool
+    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., template: _Optional[str] = ..., workspace: _Optional[_Union[WorkspaceSource, _Mapping]] = ..., count: _Optional[int] = ..., toolset: _Optional[str] = ..., ttl_seconds: _Optional[int] = ..., queue_timeout_seconds: _Optional[int] = ..., group_id: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., on_expiry: _Optional[_Union[OnExpiry, str]] = ..., image: _Optional[str] = ..., is_repeated: _Optional[bool] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("lease_id", "endpoint", "agent_token", "control_token", "expires_unix_ms", "isolation", "driver", "queued_ms", "start_ms", "start", "caps")
@@ -195,7 +197,7 @@ class ReleaseLeasesResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "endpoint", "driver", "isolation", "slots", "held", "draining", "levels", "free_memory_bytes", "queue_ms", "snapshots", "begun", "generation", "base_generation", "ended_lease_ids", "images", "pulled_images")
+    __slots__ = ("node_id", "endpoint", "driver", "isolation", "slots", "held", "draining", "levels", "free_memory_bytes", "queue_ms", "snapshots", "begun", "generation", "base_generation", "ended_lease_ids", "images", "pulled_images", "moved_to")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     DRIVER_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +215,7 @@ class HeartbeatRequest(_message.Message):
     ENDED_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     PULLED_IMAGES_FIELD_NUMBER: _ClassVar[int]
+    MOVED_TO_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     endpoint: str
     driver: str
@@ -230,7 +233,16 @@ class HeartbeatRequest(_message.Message):
     ended_lease_ids: _containers.RepeatedScalarFieldContainer[str]
     images: _containers.RepeatedScalarFieldContainer[str]
     pulled_images: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., slots: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., draining: _Optional[bool] = ..., levels: _Optional[_Iterable[_Union[TemplateLevel, _Mapping]]] = ..., free_memory_bytes: _Optional[int] = ..., queue_ms: _Optional[int] = ..., snapshots: _Optional[_Iterable[_Union[HeldSnapshot, _Mapping]]] = ..., begun: _Optional[_Iterable[_Union[Beginning, _Mapping]]] = ..., generation: _Optional[int] = ..., base_generation: _Optional[int] = ..., ended_lease_ids: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., pulled_images: _Optional[_Iterable[str]] = ...) -> None: ...
+    moved_to: str
+    def __init__(self, node_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., slots: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., draining: _Optional[bool] = ..., levels: _Optional[_Iterable[_Union[TemplateLevel, _Mapping]]] = ..., free_memory_bytes: _Optional[int] = ..., queue_ms: _Optional[int] = ..., snapshots: _Optional[_Iterable[_Union[HeldSnapshot, _Mapping]]] = ..., begun: _Optional[_Iterable[_Union[Beginning, _Mapping]]] = ..., generation: _Optional[int] = ..., base_generation: _Optional[int] = ..., ended_lease_ids: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., pulled_images: _Optional[_Iterable[str]] = ..., moved_to: _Optional[str] = ...) -> None: ...
+
+class BrokerShard(_message.Message):
+    __slots__ = ("name", "target")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    target: str
+    def __init__(self, name: _Optional[str] = ..., target: _Optional[str] = ...) -> None: ...
 
 class Beginning(_message.Message):
     __slots__ = ("template", "start", "start_ms")
@@ -305,18 +317,30 @@ class LeaseExpiry(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., expires_unix_ms: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("close_lease_ids", "renewed", "warm", "generation", "images")
+    __slots__ = ("close_lease_ids", "renewed", "warm", "generation", "images", "shards")
     CLOSE_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
     RENEWED_FIELD_NUMBER: _ClassVar[int]
     WARM_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     close_lease_ids: _containers.RepeatedScalarFieldContainer[str]
     renewed: _containers.RepeatedCompositeFieldContainer[LeaseExpiry]
     warm: _containers.RepeatedCompositeFieldContainer[WarmTarget]
     generation: int
     images: _containers.RepeatedCompositeFieldContainer[_plan_pb2.PlannedImage]
-    def __init__(self, close_lease_ids: _Optional[_Iterable[str]] = ..., renewed: _Optional[_Iterable[_Union[LeaseExpiry, _Mapping]]] = ..., warm: _Optional[_Iterable[_Union[WarmTarget, _Mapping]]] = ..., generation: _Optional[int] = ..., images: _Optional[_Iterable[_Union[_plan_pb2.PlannedImage, _Mapping]]] = ...) -> None: ...
+    shards: _containers.RepeatedCompositeFieldContainer[BrokerShard]
+    def __init__(self, close_lease_ids: _Optional[_Iterable[str]] = ..., renewed: _Optional[_Iterable[_Union[LeaseExpiry, _Mapping]]] = ..., warm: _Optional[_Iterable[_Union[WarmTarget, _Mapping]]] = ..., generation: _Optional[int] = ..., images: _Optional[_Iterable[_Union[_plan_pb2.PlannedImage, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[BrokerShard, _Mapping]]] = ...) -> None: ...
+
+class ListShardsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListShardsResponse(_message.Message):
+    __slots__ = ("shards",)
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    shards: _containers.RepeatedCompositeFieldContainer[BrokerShard]
+    def __init__(self, shards: _Optional[_Iterable[_Union[BrokerShard, _Mapping]]] = ...) -> None: ...
 
 class ReportPlanRequest(_message.Message):
     __slots__ = ("run_id", "plan")

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EnvBrokerServiceStub:
-    """EnvBrokerService hands out environments of one pool.
+    """EnvBrokerService hands out environments of one pool. Every broker of the pool takes every call.
     """
 
     def __init__(self, channel):
@@ -35,6 +35,11 @@ class EnvBrokerServiceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.ListShards = channel.unary_unary(
+                '/etude.v1.EnvBrokerService/ListShards',
+                request_serializer=etude_dot_v1_dot_environments__pb2.ListShardsRequest.SerializeToString,
+                response_deserializer=etude_dot_v1_dot_environments__pb2.ListShardsResponse.FromString,
+                _registered_method=True)
         self.LaunchBatch = channel.unary_stream(
                 '/etude.v1.EnvBrokerService/LaunchBatch',
                 request_serializer=etude_dot_v1_dot_environments__pb2.LaunchBatchRequest.SerializeToString,
@@ -68,8 +73,15 @@ class EnvBrokerServiceStub:
 
 
 class EnvBrokerServiceServicer:
-    """EnvBrokerService hands out environments of one pool.
+    """EnvBrokerService hands out environments of one pool. Every broker of the pool takes every call.
     """
+
+    def ListShards(self, request, context):
+        """ListShards lets clients call the broker that has a batch, and others when one is dead.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def LaunchBatch(self, request, context):
         """LaunchBatch queues one batch and answers per environment as each becomes ready.
@@ -116,6 +128,11 @@ class EnvBrokerServiceServicer:
 
 def add_EnvBrokerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'ListShards': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListShards,
+                    request_deserializer=etude_dot_v1_dot_environments__pb2.ListShardsRequest.FromString,
+                    response_serializer=etude_dot_v1_dot_environments__pb2.ListShardsResponse.SerializeToString,
+            ),
             'LaunchBatch': grpc.unary_stream_rpc_method_handler(
                     servicer.LaunchBatch,
                     request_deserializer=etude_dot_v1_dot_environments__pb2.LaunchBatchRequest.FromString,
@@ -155,8 +172,35 @@ def add_EnvBrokerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EnvBrokerService:
-    """EnvBrokerService hands out environments of one pool.
+    """EnvBrokerService hands out environments of one pool. Every broker of the pool takes every call.
     """
+
+    @staticmethod
+    def ListShards(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etude.v1.EnvBrokerService/ListShards',
+            etude_dot_v1_dot_environments__pb2.ListShardsRequest.SerializeToString,
+            etude_dot_v1_dot_environments__pb2.ListShardsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def LaunchBatch(request,

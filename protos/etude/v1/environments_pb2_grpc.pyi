@@ -27,12 +27,14 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class EnvBrokerServiceStub:
-    """EnvBrokerService hands out environments of one pool."""
+    """EnvBrokerService hands out environments of one pool. Every broker of the pool takes every call."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> EnvBrokerServiceAsyncStub: ...
+    ListShards: _grpc.UnaryUnaryMultiCallable[_environments_pb2.ListShardsRequest, _environments_pb2.ListShardsResponse]
+    """ListShards lets clients call the broker that has a batch, and others when one is dead."""
     LaunchBatch: _grpc.UnaryStreamMultiCallable[_environments_pb2.LaunchBatchRequest, _environments_pb2.LaunchBatchResponse]
     """LaunchBatch queues one batch and answers per environment as each becomes ready."""
     RenewLeases: _grpc.UnaryUnaryMultiCallable[_environments_pb2.RenewLeasesRequest, _environments_pb2.RenewLeasesResponse]
@@ -48,9 +50,11 @@ class EnvBrokerServiceStub:
 
 @_typing.type_check_only
 class EnvBrokerServiceAsyncStub(EnvBrokerServiceStub):
-    """EnvBrokerService hands out environments of one pool."""
+    """EnvBrokerService hands out environments of one pool. Every broker of the pool takes every call."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    ListShards: _aio.UnaryUnaryMultiCallable[_environments_pb2.ListShardsRequest, _environments_pb2.ListShardsResponse]  # type: ignore[assignment]
+    """ListShards lets clients call the broker that has a batch, and others when one is dead."""
     LaunchBatch: _aio.UnaryStreamMultiCallable[_environments_pb2.LaunchBatchRequest, _environments_pb2.LaunchBatchResponse]  # type: ignore[assignment]
     """LaunchBatch queues one batch and answers per environment as each becomes ready."""
     RenewLeases: _aio.UnaryUnaryMultiCallable[_environments_pb2.RenewLeasesRequest, _environments_pb2.RenewLeasesResponse]  # type: ignore[assignment]
@@ -65,7 +69,15 @@ class EnvBrokerServiceAsyncStub(EnvBrokerServiceStub):
     """Heartbeat registers a node and keeps it in rotation."""
 
 class EnvBrokerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """EnvBrokerService hands out environments of one pool."""
+    """EnvBrokerService hands out environments of one pool. Every broker of the pool takes every call."""
+
+    @_abc_1.abstractmethod
+    def ListShards(
+        self,
+        request: _environments_pb2.ListShardsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_environments_pb2.ListShardsResponse, _abc.Awaitable[_environments_pb2.ListShardsResponse]]:
+        """ListShards lets clients call the broker that has a batch, and others when one is dead."""
 
     @_abc_1.abstractmethod
     def LaunchBatch(
