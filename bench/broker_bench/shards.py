@@ -60,16 +60,15 @@ class SimulatedNode(environments_pb2_grpc.EnvNodeServiceServicer):
             self.held.pop(lease_id, None)
         return environments_pb2.CloseEnvironmentsResponse()
 
-    def beat(self, index: int) -> environments_pb2.HeartbeatRequest:
-        """What broker number index is told."""
-        mine = [h for h in self.held.values() if broker_shards.shard_of(h.run_id, BROKERS) == index]
+    def beat(self) -> environments_pb2.HeartbeatRequest:
+        """What its broker is told."""
         return environments_pb2.HeartbeatRequest(
             node_id=self.name,
             endpoint=self.endpoint,
             driver="simulated",
             isolation=environments_pb2.ISOLATION_STRONG,
-            slots=SLOTS - len(self.held) + len(mine),
-            held=mine,
+            slots=SLOTS,
+            held=self.held.values(),
         )
 
 
@@ -140,7 +139,7 @@ class World:
         self.ports += [free_port() for _ in range(2 * BROKERS)]
         for index in range(BROKERS):
             self.start_broker(index)
-            self._start_beating(index)
+        self._start_beating()
         for index in range(BROKERS):
             await self.granted(index)
 
@@ -151,7 +150,8 @@ class World:
             "ETUDE_POOL_FILE": str(self.folder / "pool.json"),
             "ETUDE_PORT": str(self.ports[index]),
             "ETUDE_PROBE_PORT": str(self.ports[BROKERS + index]),
-            "ETUDE_SHARD": f"{index}/{BROKERS}",
+            "ETUDE_POD": f"broker-{index}",
+            "ETUDE_BROKER_TARGET": ",".join(f"127.0.0.1:{port}" for port in self.ports[:BROKERS]),
         }
         command = [sys.executable, "-m", "etude.envserver.main", "broker"]
         with (self.folder / f"broker-{index}.log").open("ab") as log:
@@ -176,9 +176,8 @@ class World:
     async def granted(self, index: int) -> float:
         """Seconds until a broker grants."""
         started_s, leases = time.perf_counter(), self.leases(index)
-        run = next(r for r in RUNS if broker_shards.shard_of(r, BROKERS) == index)
         async with asyncio.timeout(START_S):
-            await launched(leases, run, f"probe-{started_s}", count=1, release=True)
+            await launched(leases, RUNS[index], f"probe-{started_s}", count=1, release=True)
         await leases.close()
         return time.perf_counter() - started_s
 
@@ -194,26 +193,34 @@ class World:
         for server in self._servers:
             await server.stop(0)
 
-    def _start_beating(self, index: int) -> None:
-        """Every node tells one broker once a second, each at its own moment."""
-        stub = self.stub(index)
+    def _start_beating(self) -> None:
+        """Every node tells its broker once a second, each at its own moment, or another one."""
+        stubs = [self.stub(index) for index in range(BROKERS)]
         for number, node in enumerate(self.nodes):
-            beat = _beat(node, stub, index, number / NODES)
+            beat = _beat(node, stubs, number / NODES)
             self._tasks.append(asyncio.create_task(beat))
 
 
 async def _beat(
     node: SimulatedNode,
-    stub: "environments_pb2_grpc.EnvBrokerServiceAsyncStub",
-    index: int,
+    stubs: "Sequence[environments_pb2_grpc.EnvBrokerServiceAsyncStub]",
     delay_s: float,
 ) -> None:
     await asyncio.sleep(delay_s)
+    names = [f"broker-{index}" for index in range(len(stubs))]
+    home = present = names.index(broker_shards.choose_shard(node.name, names))
     while True:
         try:
-            answer = await stub.Heartbeat(node.beat(index), timeout=2.0)
+            answer = await stubs[present].Heartbeat(node.beat(), timeout=2.0)
         except grpc.aio.AioRpcError:
             answer = environments_pb2.HeartbeatResponse()  # the next one is on its way
+            present = (present + 1) % len(stubs)
+        if present != home and len(answer.shards) == len(stubs):
+            moved = environments_pb2.HeartbeatRequest(
+                node_id=node.name, endpoint=node.endpoint, moved_to=names[home]
+            )
+            await stubs[present].Heartbeat(moved, timeout=2.0)
+            present = home
         for lease_id in answer.close_lease_ids:
             node.held.pop(lease_id, None)
         await asyncio.sleep(1.0)
@@ -243,7 +250,6 @@ async def launched(
 async def throughput(world: World, *, seconds: float, at_once: int) -> Throughput:
     """Closed loop against broker 0."""
     leases = world.leases(0)
-    runs = [run for run in RUNS if broker_shards.shard_of(run, BROKERS) == 0]
     until_s, placed = time.perf_counter() + seconds, 0
 
     async def client(number: int) -> None:
@@ -252,7 +258,7 @@ async def throughput(world: World, *, seconds: float, at_once: int) -> Throughpu
         while time.perf_counter() < until_s:
             turn += 1
             found = await launched(
-                leases, runs[number % len(runs)], f"{number}-{turn}", release=True
+                leases, RUNS[number % len(RUNS)], f"{number}-{turn}", release=True
             )
             placed += len(found)
 
@@ -312,7 +318,7 @@ class Kill:
 
     async def _launch(self, number: int, due_s: float) -> None:
         run = RUNS[number % len(RUNS)]
-        index = broker_shards.shard_of(run, BROKERS)
+        index = number // len(RUNS) % BROKERS
         found = await launched(self.clients[index], run, f"survive-{number}", release=True)
         self.failed += len(found) < SIBLINGS
         self._waits.append(Wait(index, due_s, time.perf_counter() - due_s))
@@ -333,7 +339,7 @@ async def _hold(clients: Sequence[Leases]) -> list[tuple[int, str]]:
     kept: list[tuple[int, str]] = []
     for number in range(HELD // SIBLINGS):
         run = RUNS[number % len(RUNS)]
-        index = broker_shards.shard_of(run, BROKERS)
+        index = number // len(RUNS) % BROKERS
         found = await launched(clients[index], run, f"held-{number}", release=False)
         kept += [(index, lease.lease_id) for lease in found]
     return kept

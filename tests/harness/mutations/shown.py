@@ -165,7 +165,7 @@ def _pools(name: str, spec: Manifest, children: Children) -> Iterator[str]:
 
 
 def _broker_of(pool: Manifest) -> str:
-    return f"{pool['metadata']['name']}-broker-0."
+    return f"{pool['metadata']['name']}-broker:"
 
 
 def _of_pool(spec: Manifest, whole: Manifest, children: Children) -> Iterator[str]:
@@ -265,8 +265,8 @@ def _of_node(spec: Manifest, pod: Manifest, name: str) -> Iterator[str]:
     variables = {item["name"]: item.get("value", "") for item in main["env"]}
     endpoint = spec["observability"].get("otlpEndpoint")
     yield from unequal("collector", endpoint, variables.get("ETUDE_OTLP_ENDPOINT"))
-    targets = variables["ETUDE_BROKER_TARGET"].split(",")
-    yield from unequal("brokers that a node knows", spec["brokers"], len(targets))
+    service = variables["ETUDE_BROKER_TARGET"].partition(":")[0]
+    yield from unequal("brokers that a node knows", f"{name}-broker", service)
 
 
 def _is_default(toleration: Manifest) -> bool:

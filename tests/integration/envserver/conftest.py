@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 from tests.support import needs
+from tests.support.environments.brokers import lone_service
 from tests.support.environments.pool_client import Pool
 
 from etude.common.api.pool.spec import EnvPoolSpec, Isolation, IsolationLevel, Template, Trust
 from etude.common.rpc import channels, server
+from etude.common.rpc.broker_addresses import BrokerAddresses
 from etude.envserver.broker.broker import REBUILD_S, Broker
 from etude.envserver.broker.host_client import GrpcHostClient
-from etude.envserver.broker.service import BrokerService, PoolService
+from etude.envserver.broker.service import PoolService
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.process.driver import ProcessDriver
+from etude.envserver.host.broker_links import BrokerLinks
 from etude.envserver.host.grading import Grader
 from etude.envserver.host.heartbeat import HostHeartbeat
 from etude.envserver.host.host import Host
@@ -95,7 +98,7 @@ async def pool(driver: ProcessDriver, tmp_path: Path, source: str) -> AsyncItera
     broker = Broker(spec(), nodes, started_s=-REBUILD_S)
     broker_server = server.Server([])
     environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(
-        BrokerService(broker), broker_server.grpc_server
+        lone_service(broker), broker_server.grpc_server
     )
     environments_pb2_grpc.add_PoolServiceServicer_to_server(
         PoolService(broker, stop), broker_server.grpc_server
@@ -113,13 +116,15 @@ async def pool(driver: ProcessDriver, tmp_path: Path, source: str) -> AsyncItera
     node.endpoint = f"127.0.0.1:{node_server.port}"
     async with channels.dial(f"127.0.0.1:{broker_server.port}") as channel:
         stub = environments_pb2_grpc.EnvBrokerServiceStub(channel)
+        links = BrokerLinks(BrokerAddresses(f"127.0.0.1:{broker_server.port}"), "node-0")
         tasks = [
             asyncio.create_task(broker.run(stop)),
-            asyncio.create_task(HostHeartbeat(node, [stub], "node-0").run(stop)),
+            asyncio.create_task(HostHeartbeat(node, links, "node-0").run(stop)),
         ]
         yield Pool(stub, environments_pb2_grpc.PoolServiceStub(channel), source)
         stop.set()
         await asyncio.gather(*tasks)
+        await links.close()
         await node_server.stop(0)
         await broker_server.stop(0)
         await nodes.stop()

@@ -6,18 +6,14 @@ from dataclasses import dataclass
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
-from tests.support.environments.brokers import PATIENCE_S, pool, request, started
+from tests.support.environments.brokers import PATIENCE_S, lone_service, pool, request, started
 
-from etude.common.broker_shards import BrokerShard, shard_of
 from etude.common.errors import UnavailableError
 from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
 from etude.common.rpc.retry_after import retry_after_s
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.host_client import MemoryHostClient
-from etude.envserver.broker.service import BrokerService
 from etude.trainer.rollouts.leases import Leases
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
@@ -35,7 +31,7 @@ async def full() -> AsyncIterator[Full]:
     broker = started(MemoryHostClient(slots=1), spec=pool(max_queue=1))
     server = rpc_server.Server([])
     environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(
-        BrokerService(broker), server.grpc_server
+        lone_service(broker), server.grpc_server
     )
     await server.start()
     async with channels.dial(f"127.0.0.1:{server.port}") as channel:
@@ -93,16 +89,3 @@ async def test_a_rollout_worker_does_not_come_back_for_ever(full: Full) -> None:
     with pytest.raises(UnavailableError, match="environments wait already"):
         await launched(leases, "c", queue_s=1)
     waiting.cancel()
-
-
-async def test_a_run_of_another_broker_is_sent_to_that_one(full: Full) -> None:
-    full.broker.shard = BrokerShard(1 - shard_of("run", 2), 2)
-
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        _ = [each async for each in full.stub.LaunchBatch(request("a"))]
-
-    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    status = rpc_status.from_call(caught.value)  # type: ignore[arg-type]  # typed for the other API
-    assert status is not None
-    assert any(box.Is(error_details_pb2.BadRequest.DESCRIPTOR) for box in status.details)
-    assert "is served by broker" in (caught.value.details() or "")

@@ -9,18 +9,20 @@ from typing import Any
 import grpc
 import pytest
 from tests.support import pki
+from tests.support.environments.brokers import lone_service
 
 from etude.common.api.pool.spec import EnvPoolSpec, Isolation, IsolationLevel, Template, Trust
 from etude.common.rpc import channels, server
+from etude.common.rpc.broker_addresses import BrokerAddresses
 from etude.common.tls.credentials import Credentials
 from etude.common.tls.identity import Identity
 from etude.common.tls.targets import named_target
 from etude.common.tls.transport import TransportSecurity
 from etude.envserver.broker.broker import REBUILD_S, Broker
 from etude.envserver.broker.host_client import GrpcHostClient
-from etude.envserver.broker.service import BrokerService
 from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host.access_service import AccessService
+from etude.envserver.host.broker_links import BrokerLinks
 from etude.envserver.host.grading import Grader
 from etude.envserver.host.heartbeat import HostHeartbeat
 from etude.envserver.host.host import Host
@@ -111,24 +113,24 @@ async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
     brokers = await _serve(
         of_broker,
         lambda made: environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(
-            BrokerService(broker), made
+            lone_service(broker), made
         ),
     )
     nodes = await _serve(of_host, add)
     made.broker_target = named_target("p-broker.lab.svc", f"127.0.0.1:{brokers.port}")
     host.endpoint = made.host_target = named_target("p-node.lab.svc", f"127.0.0.1:{nodes.port}")
-    async with channels.dial(made.broker_target, security=of_host) as channel:
-        stub = environments_pb2_grpc.EnvBrokerServiceStub(channel)
-        tasks = [
-            asyncio.create_task(broker.run(stop)),
-            asyncio.create_task(HostHeartbeat(host, [stub], "node-0").run(stop)),
-        ]
-        yield made
-        stop.set()
-        await asyncio.gather(*tasks)
-        await nodes.stop(0)
-        await brokers.stop(0)
-        await hosts.stop()
+    links = BrokerLinks(BrokerAddresses(made.broker_target), "node-0", of_host)
+    tasks = [
+        asyncio.create_task(broker.run(stop)),
+        asyncio.create_task(HostHeartbeat(host, links, "node-0").run(stop)),
+    ]
+    yield made
+    stop.set()
+    await asyncio.gather(*tasks)
+    await links.close()
+    await nodes.stop(0)
+    await brokers.stop(0)
+    await hosts.stop()
 
 
 Call = Callable[[Caller, environments_pb2.Lease], Awaitable[Any]]

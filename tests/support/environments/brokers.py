@@ -6,6 +6,9 @@ import contextlib
 from etude.common.api.pool.spec import EnvPoolSpec, LeasePolicy, Template
 from etude.envserver.broker.broker import REBUILD_S, Broker
 from etude.envserver.broker.host_client import MemoryHostClient
+from etude.envserver.broker.service import BrokerService
+from etude.envserver.broker.shards.peers import Peers
+from etude.envserver.broker.shards.router import ShardRouter
 from etude.v1 import environments_pb2
 
 PATIENCE_S = 30
@@ -27,6 +30,11 @@ def started(nodes: MemoryHostClient, *endpoints: str, spec: EnvPoolSpec | None =
     for endpoint in endpoints or ("n1",):
         broker.heartbeat(nodes.heartbeat(endpoint))
     return broker
+
+
+def lone_service(broker: Broker) -> BrokerService:
+    """The RPCs of a broker that is the only one of its pool."""
+    return BrokerService(ShardRouter(broker, Peers(name=broker.shard)))
 
 
 def request(

@@ -34,8 +34,13 @@ def _host_name(run: RLRun, workload: str, ordinal: int) -> str:
     return names.pod(workload, ordinal)
 
 
+def broker_service(pool: str) -> str:
+    """Address behind which all brokers of a pool are found, however many there are."""
+    return f"{names.child(pool, names.BROKER)}:{PORTS[names.BROKER]['grpc']}"
+
+
 def broker_addresses(pool: str, count: int) -> list[str]:
-    """Addresses of a pool's brokers, in the order by which runs choose among them."""
+    """Addresses of a pool's brokers, one by one."""
     workload = names.child(pool, names.BROKER)
     port = PORTS[names.BROKER]["grpc"]
     return [names.address(workload, port, place) for place in range(count)]

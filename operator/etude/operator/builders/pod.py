@@ -17,8 +17,6 @@ KEYS_FOLDER = "/etc/etude-keys"
 EGRESS_FOLDER = "/etc/etude-egress"
 TLS_FOLDER = "/etc/etude-tls"
 USER_ID = 10_001
-POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
-"""Field path of a pod's index in its StatefulSet."""
 
 _READ_ONLY = frozenset({"spec", "keys", "egress", "tls"})
 """Volumes; those of secret folders are read-only too."""

@@ -14,12 +14,11 @@ from etude.common.role_inputs import ResolvedPool
 from etude.common.tls import targets
 from etude.operator import names
 from etude.operator.builders import certificates, network_policies
-from etude.operator.builders.addresses import PORTS, broker_addresses
+from etude.operator.builders.addresses import PORTS, broker_service
 from etude.operator.builders.platform import COMMANDS, Platform, traces_env
 from etude.operator.builders.pod import (
     EGRESS_FOLDER,
     KEYS_FOLDER,
-    POD_INDEX,
     SPEC_FOLDER,
     PodCertificate,
     PodFiles,
@@ -174,18 +173,15 @@ def _pool_pod(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pla
         *traces_env(platform),
         *_otlp_env(pool),
     ]
+    variables += [
+        field_env("ETUDE_POD_IP", "status.podIP"),
+        env("ETUDE_ADVERTISE", _advertised_address(pool, role, platform)),
+        env("ETUDE_BROKER_TARGET", broker_service(pool.metadata.name)),
+    ]
     if role == names.HOST:
         variables += [
-            field_env("ETUDE_POD_IP", "status.podIP"),
-            env("ETUDE_ADVERTISE", _advertised_address(pool, platform)),
-            _broker_target(pool),
             *_egress_env(pool),
             *_pull_env(pool),
-        ]
-    elif pool.spec.brokers > 1:
-        variables += [
-            field_env("ETUDE_POD_INDEX", POD_INDEX),
-            env("ETUDE_SHARD", f"$(ETUDE_POD_INDEX)/{pool.spec.brokers}"),
         ]
     return RolePod(
         role=role,
@@ -208,10 +204,10 @@ def _pool_pod(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pla
     )
 
 
-def _advertised_address(pool: EnvPool, platform: Platform) -> str:
-    """Address of a host; with TLS, prefixed by the name that its certificate must have."""
-    address = f"$(ETUDE_POD_IP):{PORTS[names.HOST]['grpc']}"
-    workload = names.child(pool.metadata.name, names.HOST)
+def _advertised_address(pool: EnvPool, role: str, platform: Platform) -> str:
+    """Address of a pod; with TLS, prefixed by the name that its certificate must have."""
+    address = f"$(ETUDE_POD_IP):{PORTS[role]['grpc']}"
+    workload = names.child(pool.metadata.name, role)
     return address if platform.tls is None else targets.named_target(workload, address)
 
 
@@ -260,12 +256,6 @@ def _cpu(pool: EnvPool) -> str | None:
     cores = parse_quantity(slot.cpu)
     assert isinstance(cores, Decimal), slot.cpu  # noqa: S101 - the schema admits nothing else
     return f"{math.ceil(1000 * cores * pool.spec.slots_per_replica)}m"
-
-
-def _broker_target(pool: EnvPool) -> Manifest:
-    """Addresses of all brokers in their order, among which the run chooses."""
-    targets = broker_addresses(pool.metadata.name, pool.spec.brokers)
-    return env("ETUDE_BROKER_TARGET", ",".join(targets))
 
 
 def _host(
@@ -328,9 +318,7 @@ def environment_api_objects(
 def _api_pod(pool: EnvPool, edge: EnvironmentApi, image: str) -> RolePod:
     variables = [
         *base_env(PORTS[names.ENVIRONMENT_API], attempt=0),
-        env(
-            "ETUDE_BROKER_TARGET", ",".join(broker_addresses(pool.metadata.name, pool.spec.brokers))
-        ),
+        env("ETUDE_BROKER_TARGET", broker_service(pool.metadata.name)),
         env("ETUDE_EDGE_KEYS", f"{KEYS_FOLDER}/keys"),
         env("ETUDE_EDGE_MAX_SANDBOXES", str(edge.max_sandboxes)),
     ]

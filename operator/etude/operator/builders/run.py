@@ -10,7 +10,7 @@ from etude.common.api.run.roles import EnvironmentRole
 from etude.common.role_inputs import ResolvedRun, ResumeAt
 from etude.operator import names
 from etude.operator.builders import certificates, network_policies, pod_overrides
-from etude.operator.builders.addresses import PORTS, broker_addresses, role_address
+from etude.operator.builders.addresses import PORTS, broker_service, role_address
 from etude.operator.builders.http_route import route_objects
 from etude.operator.builders.jobset import job_set
 from etude.operator.builders.kuberay import ray_cluster
@@ -63,8 +63,6 @@ class RunShape:
     """Default images, as they were when the run was accepted."""
     attempts: Mapping[str, int] = field(default_factory=dict)
     """By role; 0 unless the role was restarted."""
-    brokers: Mapping[str, int] = field(default_factory=dict)
-    """Brokers of each pool that the run does not own, by environment."""
     engines: int | None = None
     """Surplus engines to keep for now; None for as many as desired."""
     is_running: bool = True
@@ -259,11 +257,11 @@ def _more_secrets(run: RLRun, role: str) -> list[str]:
 def _peer_env(run: RLRun, role: str, shape: RunShape) -> list[Manifest]:
     match role:
         case names.TRAINER:
-            return [*_engine_env(run), *_broker_env(run, shape), *_rewards_env(run)]
+            return [*_engine_env(run), *_broker_env(run), *_rewards_env(run)]
         case names.INFERENCE:
             return [env("ETUDE_HTTP_PORT", str(PORTS[names.INFERENCE]["http"]))]
         case _:
-            return _broker_env(run, shape)
+            return _broker_env(run)
 
 
 def _engine_env(run: RLRun) -> list[Manifest]:
@@ -280,12 +278,10 @@ def _rewards_env(run: RLRun) -> list[Manifest]:
     return [env("ETUDE_REWARDS_TARGET", role_address(run, names.REWARDS))]
 
 
-def _broker_env(run: RLRun, shape: RunShape) -> list[Manifest]:
-    targets = {}
-    for role in run.spec.roles.environments:
-        template = role.pool_template
-        count = shape.brokers.get(role.name, 1) if template is None else template.brokers
-        targets[role.name] = ",".join(broker_addresses(pool_name(run, role), count))
+def _broker_env(run: RLRun) -> list[Manifest]:
+    targets = {
+        role.name: broker_service(pool_name(run, role)) for role in run.spec.roles.environments
+    }
     return [env("ETUDE_BROKERS", canonical_json(targets))] if targets else []
 
 

@@ -44,7 +44,6 @@ def resolve_inputs(
     return EvaluationInputs(
         run=run,
         source=None if checkpoint is None else _source(checkpoint),
-        brokers={name: pool.spec.brokers for name, pool in observed.pools.items()},
         baseline=baseline.status.results if baseline is not None else None,
     )
 

@@ -12,7 +12,7 @@ from etude.common.process import EXIT_CONFIGURATION
 from etude.common.role_inputs import ResolvedEvaluation, ResolvedRun
 from etude.operator import names
 from etude.operator.builders import certificates, network_policies, pod_overrides
-from etude.operator.builders.addresses import PORTS, broker_addresses
+from etude.operator.builders.addresses import PORTS, broker_service
 from etude.operator.builders.platform import COMMANDS, Platform, traces_env
 from etude.operator.builders.pod import (
     SCRATCH_FOLDER,
@@ -53,8 +53,6 @@ class EvaluationInputs:
     """The run that wrote the checkpoint, or whose rewards and store are used."""
     source: CheckpointSource | None
     """The checkpoint's state; None for a model at an endpoint."""
-    brokers: dict[str, int]
-    """Number of brokers of each pool, by environment."""
     baseline: Storage | None = None
     """Results to compare with."""
 
@@ -154,9 +152,7 @@ def _environments(evaluation: EvalRun, run: RLRun) -> tuple[EnvironmentRole, ...
 
 def _brokers_env(evaluation: EvalRun, inputs: EvaluationInputs) -> Manifest:
     targets = {
-        each.name: ",".join(
-            broker_addresses(pool_name(inputs.run, each), inputs.brokers.get(each.name, 1))
-        )
+        each.name: broker_service(pool_name(inputs.run, each))
         for each in _environments(evaluation, inputs.run)
     }
     return env("ETUDE_BROKERS", canonical_json(targets))

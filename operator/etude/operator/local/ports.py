@@ -7,6 +7,8 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from etude.operator import names
+
 LOOPBACK = "127.0.0.1"
 
 # Below the range from which Linux takes ports of outgoing connections: a port that is free now
@@ -57,7 +59,9 @@ def pod_of_address(host: str, *, is_service: Callable[[str], bool]) -> str | Non
     match = _ORDINAL.match(first)
     if match is not None and rest and rest[0] == match["workload"]:
         return first
-    return f"{first}-0" if is_service(first) else None
+    # A pool's Service may not be there yet when the pods that call its brokers are made.
+    is_known = is_service(first) or first.endswith(f"-{names.BROKER}")
+    return f"{first}-0" if is_known else None
 
 
 def rewrite_addresses(text: str, resolve: Callable[[str, int], str | None]) -> str:

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etude.operator.builders.pod import POD_INDEX
 from etude.operator.local.ports import LOOPBACK, PortRegistry, pod_of_address, rewrite_addresses
 from etude.operator.manifests import Manifest, labels
-from etude.operator.names import ATTEMPT, ordinal
+from etude.operator.names import ATTEMPT
 
 HOST_MOUNTS = {"/tmp", "/dev/shm"}  # noqa: S108 - mount points, not files of ours
 """Mounts of the host itself: shared by all processes, and short enough for socket paths."""
@@ -144,8 +143,6 @@ def _environment(
 
 def _value(item: Mapping[str, Any], pod: Manifest) -> str:
     source = item.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
-    if source == POD_INDEX:
-        return str(ordinal(pod["metadata"]["name"]))
     facts = {
         "metadata.name": pod["metadata"]["name"],
         "metadata.namespace": pod["metadata"].get("namespace", "default"),

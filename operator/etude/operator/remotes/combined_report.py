@@ -11,17 +11,15 @@ Report = environments_pb2.WatchPoolResponse
 def combine_reports(reports: Sequence[Report]) -> Report | None:
     """One report for the whole pool; None before the first report of a broker.
 
-    Brokers share the hosts: each counts the slots that the others have left it. Runs, leases and
-    waiting environments are reported by one broker only.
+    A host and its leases belong to one broker; a run may have environments at all.
     """
     if len(reports) < 2:
         return next(iter(reports), None)
-    leased = sum(report.leased for report in reports)
     return Report(
         sequence=sum(report.sequence for report in reports),
-        nodes=max(report.nodes for report in reports),
-        slots=max(report.slots + leased - report.leased for report in reports),
-        leased=leased,
+        nodes=sum(report.nodes for report in reports),
+        slots=sum(report.slots for report in reports),
+        leased=sum(report.leased for report in reports),
         waiting=sum(report.waiting for report in reports),
         granted_total=sum(report.granted_total for report in reports),
         expired_total=sum(report.expired_total for report in reports),
@@ -31,7 +29,7 @@ def combine_reports(reports: Sequence[Report]) -> Report | None:
             default=environments_pb2.ISOLATION_UNSPECIFIED,
         ),
         opening=sum(report.opening for report in reports),
-        ready=max(report.ready for report in reports),
+        ready=sum(report.ready for report in reports),
         planned=sum(report.planned for report in reports),
         warm_percent=_warm_percent(reports),
         # Quantiles have no sum: take those of the worst broker, whose runs wait so long.
@@ -58,7 +56,7 @@ def _first_starts(reports: Sequence[Report]) -> list[environments_pb2.FirstStart
 
 
 def _leases_by_run(reports: Sequence[Report]) -> dict[str, int]:
-    """Leases by run; one broker reports a run, or two while the run moves between them."""
+    """Leases of each run at all brokers together."""
     found: Counter[str] = Counter()
     for report in reports:
         found.update(report.leased_by_run)

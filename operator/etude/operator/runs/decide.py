@@ -196,7 +196,6 @@ def _children(context: RunContext) -> Iterator[Action]:
     shape = RunShape(
         images=resolved.images,
         attempts=transitions.attempts_of(run),
-        brokers={name: pool.spec.brokers for name, pool in context.observed.pools.items()},
         engines=engine_count.surplus_engines(run, context.observed),
         is_running=context.is_running,
         is_queued=context.is_queued,

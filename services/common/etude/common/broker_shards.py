@@ -1,60 +1,52 @@
-"""Service discovery of brokers: shards of a pool's runs over its brokers."""
+"""Brokers of one pool: their addresses, and the broker that a host or a batch belongs to."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Collection
 
 from blake3 import blake3
 
-from etude.common.run_ids import client_part
-
 MAX_SHARDS = 64
+LABEL_LENGTH = 8
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerShard:
-    """One broker of a pool that has several."""
+def choose_shard(key: str, names: Collection[str]) -> str:
+    """The broker of a host or a batch: all parts that know the same brokers agree on it.
 
-    index: int
-    count: int
+    When a broker is added or lost, only those keys move that it gets or had.
 
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """From index/count, the first being 0/count.
+    Source: Thaler and Ravishankar, https://doi.org/10.1109/90.663936.
 
-        Raises:
-            ValueError: it is no such pair.
-        """
-        index, slash, count = text.partition("/")
-        if not (slash and index.isdecimal() and count.isdecimal()):
-            raise ValueError(f"{text!r} is no index/count")
-        found = cls(int(index), int(count))
-        if not found.index < found.count <= MAX_SHARDS:
-            raise ValueError(f"{text!r}: needs index < count <= {MAX_SHARDS}")
-        return found
-
-    def serves(self, run_id: str) -> bool:
-        """Return true if this broker serves a run."""
-        return shard_of(run_id, self.count) == self.index
-
-
-SINGLE_BROKER = BrokerShard(0, 1)
-"""The broker of a pool that has one."""
-
-
-def shard_of(run_id: str, count: int) -> int:
-    """Index of a run's broker. Every part must agree on it, so it never changes.
-
-    The owner of a run id does not count: clients do not know it.
+    Raises:
+        ValueError: there is no broker.
     """
-    if count == 1:
-        return 0
-    return int.from_bytes(blake3(client_part(run_id).encode()).digest(length=8), "big") % count
+    if not names:
+        raise ValueError("no broker to choose")
+    if len(names) == 1:
+        return next(iter(names))
+    return max(names, key=lambda name: (blake3(f"{name}\n{key}".encode()).digest(length=8), name))
+
+
+def shard_label(name: str) -> str:
+    """Label of a broker in the ids of the leases that it grants."""
+    return blake3(name.encode()).hexdigest(length=LABEL_LENGTH // 2)
+
+
+def granting_label(lease_id: str) -> str:
+    """Label of the broker that granted a lease."""
+    return lease_id.rpartition("-")[2]
+
+
+def batch_key(idempotency_key: str, group_id: str = "", image: str = "") -> str:
+    """The key by which a batch belongs to a broker.
+
+    Batches of one image by its digest have the same, so that few hosts pull it; otherwise those of
+    one group.
+    """
+    return image.partition("@")[2] or group_id or idempotency_key
 
 
 def parse_targets(text: str) -> tuple[str, ...]:
-    """The brokers of one pool in their order: host:port, separated by commas.
+    """Addresses by which brokers of one pool are found: host:port, separated by commas.
 
     Raises:
         ValueError: one is empty, or there are too many.
@@ -83,9 +75,3 @@ def brokers_by_environment(text: str) -> dict[str, str]:
         except ValueError as cause:
             raise ValueError(f"ETUDE_BROKERS: {name}: {cause}") from cause
     return found
-
-
-def broker_target(run_id: str, brokers: str) -> str:
-    """host:port of the broker that serves a run."""
-    found: Sequence[str] = parse_targets(brokers)
-    return found[shard_of(run_id, len(found))]

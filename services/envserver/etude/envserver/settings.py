@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from etude.common import broker_shards
-from etude.common.broker_shards import BrokerShard
+from etude.common.rpc.broker_addresses import BrokerAddresses
 from etude.common.run_folder.state import images_folder
 from etude.common.settings_fields import parse_flag, parse_path, parse_port
 
@@ -49,8 +49,10 @@ class BrokerSettings:
     """Settings of a broker."""
 
     server: ServerSettings
-    shard: BrokerShard
-    """This broker's place among the pool's brokers."""
+    addresses: BrokerAddresses | None
+    """Where the pool's brokers are found; None: this one is alone."""
+    advertise: str
+    """host:port where others reach this broker; empty: host and port that it listens on."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
@@ -60,11 +62,12 @@ class BrokerSettings:
             KeyError: naming a variable that is not set.
             ValueError: naming a variable that cannot be read.
         """
-        try:
-            shard = BrokerShard.parse(env.get("ETUDE_SHARD", "0/1"))
-        except ValueError as error:
-            raise ValueError(f"ETUDE_SHARD: {error}") from error
-        return cls(server=ServerSettings.from_env(7020, env), shard=shard)
+        text = env.get("ETUDE_BROKER_TARGET", "")
+        return cls(
+            server=ServerSettings.from_env(7020, env),
+            addresses=BrokerAddresses(_targets(text)) if text else None,
+            advertise=env.get("ETUDE_ADVERTISE", ""),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +75,8 @@ class HostSettings:
     """Settings of a host."""
 
     server: ServerSettings
-    broker_targets: tuple[str, ...]
-    """host:port of each broker of the pool, in their order."""
+    brokers: BrokerAddresses
+    """Where the pool's brokers are found."""
     advertise: str
     """host:port where clients reach this host; empty: host and port that it listens on."""
     scratch: Path
@@ -97,13 +100,9 @@ class HostSettings:
             ValueError: naming a variable that cannot be read.
         """
         server = ServerSettings.from_env(7030, env)
-        try:
-            broker_targets = broker_shards.parse_targets(env["ETUDE_BROKER_TARGET"])
-        except ValueError as error:
-            raise ValueError(f"ETUDE_BROKER_TARGET: {error}") from error
         return cls(
             server=server,
-            broker_targets=broker_targets,
+            brokers=BrokerAddresses(_targets(env["ETUDE_BROKER_TARGET"])),
             advertise=env.get("ETUDE_ADVERTISE", ""),
             scratch=Path(env["ETUDE_SCRATCH"]),
             images=images_folder(env),
@@ -111,3 +110,11 @@ class HostSettings:
             egress_secrets=parse_path(env, "ETUDE_EGRESS_SECRETS"),
             pull_credentials=parse_path(env, "ETUDE_PULL_CREDENTIALS"),
         )
+
+
+def _targets(text: str) -> str:
+    try:
+        broker_shards.parse_targets(text)
+    except ValueError as error:
+        raise ValueError(f"ETUDE_BROKER_TARGET: {error}") from error
+    return text

@@ -13,10 +13,10 @@ import grpc
 from typing_extensions import override
 
 from etude.common import telemetry
-from etude.common.broker_shards import broker_target
 from etude.common.harbor.grading_repairs import repair_grading
 from etude.common.harbor.task import REWARD_PATH, HarborTask
 from etude.common.rpc import channels
+from etude.common.rpc.broker_channel import dial_brokers
 from etude.common.rpc.retry_after import retry_after_s
 from etude.v1 import (
     environment_state_pb2,
@@ -101,8 +101,9 @@ class BrokerSandboxes(GradingSandboxes):
 
     @override
     async def grade(self, job: GradingJob, handed: Sequence[GradeInput]) -> list[GradeAnswer]:
-        target = broker_target(self.run_id, self.brokers[job.pool])
-        broker = environments_pb2_grpc.EnvBrokerServiceStub(self.channel(target))
+        brokers = self.brokers[job.pool]
+        channel = self._channels.setdefault(brokers, dial_brokers(brokers))
+        broker = environments_pb2_grpc.EnvBrokerServiceStub(channel)
         places: dict[str, list[int]] = {}
         for place, each in enumerate(handed):
             places.setdefault(each.snapshot_id, []).append(place)
@@ -146,6 +147,9 @@ class BrokerSandboxes(GradingSandboxes):
         )
 
 
+AWAY_S = 1.0
+"""Time until another broker is asked in place of one that does not answer."""
+AWAY_TRIES = 5
 _NO_LEASE = LostGrade("the broker ended without a lease")
 _LATE = LostGrade("not graded within the deadline of its group")
 
@@ -190,12 +194,16 @@ class _Batch:
 
     async def _receive(self, group: asyncio.TaskGroup) -> None:
         request = self.sandboxes.launch(self.job, len(self.diffs), self.snapshot_id)
+        tries = AWAY_TRIES
         while True:
             try:
                 return await self._launch(request, group)
             except grpc.aio.AioRpcError as error:
                 later_s = retry_after_s(error)
-                # A broker that is full refuses before it grants anything.
+                if tries and error.code() is grpc.StatusCode.UNAVAILABLE:
+                    # Another broker of the pool takes over, and asks for what this one granted.
+                    tries, later_s, request.is_repeated = tries - 1, AWAY_S, True
+                # Environments that were granted are in use already.
                 if later_s is None or self._waiting < len(self.diffs):
                     raise
                 log.info("%s: retry in %.1f s", error.details(), later_s)

@@ -30,6 +30,7 @@ SERVERS = {
     "RunService": "trainer",
     "PoolService": "broker",
     "EnvBrokerService": "broker",
+    "BrokerPeerService": "broker",
     "InferenceService": "inference",
     "WeightService": "inference",
     "RewardService": "rewards",

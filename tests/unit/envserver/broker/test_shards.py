@@ -1,122 +1,182 @@
-"""A pool with two brokers: each has its own runs, and a node serves both."""
+"""A pool with several brokers: each has hosts of its own, and all serve every run."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from pathlib import Path
 
+import grpc
 import pytest
-from tests.support.environments.brokers import PATIENCE_S, launched, pool, request
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.environments.sharded_pool import ShardedPool
 
-from etude.common.broker_shards import BrokerShard, shard_of
-from etude.common.rpc import channels
-from etude.common.rpc import server as rpc_server
-from etude.envserver.broker.broker import REBUILD_S, Broker
-from etude.envserver.broker.host_client import GrpcHostClient
-from etude.envserver.broker.service import BrokerService
-from etude.envserver.host.grading import Grader
-from etude.envserver.host.heartbeat import HostHeartbeat
-from etude.envserver.host.host import Host
-from etude.envserver.host.service import HostService
-from etude.v1 import environments_pb2, environments_pb2_grpc
+from etude.common.errors import InvalidFieldError
+from etude.common.rpc.broker_channel import dial_brokers
+from etude.envserver.broker.shards.router import divide_plan, soonest
+from etude.envserver.broker.shards.spills import choose_spills
+from etude.v1 import broker_peers_pb2, environments_pb2, environments_pb2_grpc, plan_pb2
 
-SLOTS = 4
-RUNS = [next(f"run-{n}" for n in range(9) if shard_of(f"run-{n}", 2) == index) for index in (0, 1)]
-
-
-@dataclass(slots=True)
-class World:
-    """Two brokers and their one node, over gRPC."""
-
-    node: Host
-    source: str
-    nodes: GrpcHostClient = field(default_factory=GrpcHostClient)
-    brokers: list[Broker] = field(default_factory=list)
-    services: list[BrokerService] = field(default_factory=list)
-    heartbeat: HostHeartbeat = field(init=False)
-
-    def request(self, index: int, key: str, count: int) -> environments_pb2.LaunchBatchRequest:
-        asked = request(key, count, run_id=RUNS[index])
-        asked.workspace.uri = self.source
-        return asked
-
-    async def launch(
-        self, index: int, key: str, count: int
-    ) -> list[environments_pb2.LaunchBatchResponse]:
-        return await launched(self.brokers[index], self.request(index, key, count))
-
-    def fresh(self, index: int) -> Broker:
-        return Broker(pool(), self.nodes, shard=BrokerShard(index, 2), started_s=-REBUILD_S)
+HOSTS = [f"host-{n}" for n in range(6)]
+BROKERS = ["b-0", "b-1", "b-2"]
 
 
 @pytest.fixture
-async def world(make_node: Callable[..., Host], source: str) -> AsyncIterator[World]:
-    made = World(make_node(slots=SLOTS), source)
-    node_server = rpc_server.Server([])
-    environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(
-        HostService(made.node, Grader(made.node.driver, made.node.cache)), node_server.grpc_server
-    )
-    await node_server.start()
-    made.node.endpoint = f"127.0.0.1:{node_server.port}"
-    servers, opened, stubs = [node_server], [], []
-    for index in (0, 1):
-        made.brokers.append(made.fresh(index))
-        made.services.append(BrokerService(made.brokers[index]))
-        server = rpc_server.Server([])
-        environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(
-            made.services[index], server.grpc_server
-        )
-        await server.start()
-        servers.append(server)
-        opened.append(channels.dial(f"127.0.0.1:{server.port}"))
-        stubs.append(environments_pb2_grpc.EnvBrokerServiceStub(opened[index]))
-    made.heartbeat = HostHeartbeat(made.node, stubs, "n")
-    await made.heartbeat.send()
+async def sharded(tmp_path: Path, source: str) -> AsyncIterator[ShardedPool]:
+    made = ShardedPool(tmp_path, source)
+    for name in BROKERS:
+        await made.add_broker(name)
+    for name in HOSTS:
+        await made.add_host(name)
     yield made
-    for channel in opened:
-        await channel.close()
-    await made.nodes.stop()
-    for server in servers:
-        await server.stop(0)
+    await made.stop()
 
 
-async def test_each_broker_hears_of_its_own_leases_and_of_the_slots_that_are_left(
-    world: World,
+def lease_ids(outcomes: list[environments_pb2.LaunchBatchResponse]) -> set[str]:
+    return {each.lease.lease_id for each in outcomes if each.HasField("lease")}
+
+
+def held(sharded: ShardedPool) -> set[str]:
+    return {
+        each.lease.lease_id for host in sharded.hosts.values() for each in host.host.held_leases()
+    }
+
+
+async def test_each_host_belongs_to_one_broker(sharded: ShardedPool) -> None:
+    owners = [sharded.owner(name) for name in HOSTS]
+    assert all(len(each) == 1 for each in owners)
+    assert len({each[0] for each in owners}) > 1
+
+
+async def test_a_batch_has_the_slots_of_all_brokers_whichever_is_asked(
+    sharded: ShardedPool,
 ) -> None:
-    await world.launch(0, "a", 3)
-    await world.heartbeat.send()
-
-    assert [len(broker.ledger.leases) for broker in world.brokers] == [3, 0]
-    assert [broker.ledger.num_free for broker in world.brokers] == [1, 1]
-
-
-async def test_a_slot_that_two_brokers_give_away_is_taken_once(world: World) -> None:
-    await world.launch(0, "a", 3)
-    late = world.brokers[1].launch(world.request(1, "b", 2))
-    async with asyncio.timeout(PATIENCE_S), contextlib.aclosing(late) as outcomes:
-        # Broker 1 had not heard of the three: the node takes one of its two and refuses the other.
-        first = await anext(outcomes)
-        assert len(world.node.held_leases()) == SLOTS
-        assert list(world.brokers[1].ledger.leases) == [first.lease.lease_id]
-        assert len(world.brokers[1].queue) == 1
-
-        await world.brokers[0].release(list(world.brokers[0].ledger.leases))
-        await world.heartbeat.send()
-        second = await anext(outcomes)
-
-    assert second.HasField("lease")
-    assert len(world.node.held_leases()) == 2
+    for asked, key in zip(BROKERS, "abc", strict=True):
+        found = await sharded.launch(asked, key, 8)
+        assert len(lease_ids(found)) == 8
+    assert len(held(sharded)) == 24
 
 
-async def test_a_broker_that_starts_anew_learns_its_own_leases_and_no_others(world: World) -> None:
-    first = await world.launch(0, "a", 2)
-    await world.launch(1, "b", 1)
-    successor = world.fresh(0)
+async def test_leases_are_renewed_and_released_at_any_broker(sharded: ShardedPool) -> None:
+    granted = lease_ids(await sharded.launch("b-0", "a", 12))
+    for name in BROKERS:
+        assert await sharded.renew(name, sorted(granted)) == []
+        assert await sharded.renew(name, ["unknown-lease"]) == ["unknown-lease"]
+    await sharded.stub("b-1").ReleaseLeases(
+        environments_pb2.ReleaseLeasesRequest(lease_ids=granted)
+    )
+    await sharded.beat()
+    assert held(sharded) == set()
 
-    world.services[0].broker = successor
-    await world.heartbeat.send()
-    world.brokers[0] = successor
-    again = await world.launch(0, "a", 2)
 
-    assert {o.lease.lease_id for o in again} == {o.lease.lease_id for o in first}
-    assert len(world.brokers[1].ledger.leases) == 1
+async def test_the_same_request_at_another_broker_gives_the_same_leases(
+    sharded: ShardedPool,
+) -> None:
+    first = await sharded.launch("b-0", "a", 12)
+    again = await sharded.launch("b-2", "a", 12, is_repeated=True)
+    assert lease_ids(again) == lease_ids(first)
+    assert len(held(sharded)) == 12
+
+
+@pytest.mark.parametrize("dead", BROKERS)
+async def test_no_lease_is_lost_with_the_broker_that_granted_it(
+    sharded: ShardedPool, dead: str
+) -> None:
+    granted = lease_ids(await sharded.launch("b-1", "a", 20))
+    left = next(name for name in BROKERS if name != dead)
+
+    await sharded.kill(dead)
+    with contextlib.suppress(grpc.aio.AioRpcError):  # UNAVAILABLE is no answer
+        assert await sharded.renew(left, sorted(granted)) == []
+    sharded.bury(dead)
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        assert await sharded.renew(left, sorted(granted)) == []
+    await sharded.beat(count=4)
+    sharded.bury(dead, later_s=60)
+
+    assert all(len(sharded.owner(name)) == 1 for name in HOSTS)
+    assert await sharded.renew(left, sorted(granted)) == []
+    assert held(sharded) == granted
+
+
+async def test_a_repeated_request_finds_the_leases_of_a_dead_broker(sharded: ShardedPool) -> None:
+    first = await sharded.launch("b-1", "a", 20)
+    await sharded.kill("b-1")
+    await sharded.beat(count=4)
+    sharded.bury("b-1", later_s=60)
+
+    again = await sharded.launch("b-0", "a", 20, is_repeated=True)
+
+    assert lease_ids(again) == lease_ids(first)
+    assert held(sharded) == lease_ids(first)
+
+
+async def test_hosts_and_their_leases_move_to_a_broker_that_joins(sharded: ShardedPool) -> None:
+    granted = lease_ids(await sharded.launch("b-1", "a", 24))
+    for number in range(3, 8):
+        await sharded.add_broker(f"b-{number}")
+    await sharded.beat(count=3)
+
+    owners = {sharded.owner(name)[0] for name in HOSTS}
+    assert owners - set(BROKERS)
+    assert all(len(sharded.owner(name)) == 1 for name in HOSTS)
+    assert await sharded.renew("b-7", sorted(granted)) == []
+    lost = [shard.broker.ledger.lost_total for shard in sharded.shards.values()]
+    assert sum(lost) == 0
+    assert held(sharded) == granted
+
+
+async def test_a_client_of_the_pool_goes_on_when_a_broker_dies(sharded: ShardedPool) -> None:
+    channel = dial_brokers(",".join(each.target for each in sharded.shards.values()))
+    stub = environments_pb2_grpc.EnvBrokerServiceStub(channel)
+    await channel.list_shards()
+    await sharded.kill("b-0")
+    sharded.bury("b-0", later_s=60)
+    await sharded.beat(count=3)
+
+    served = 0
+    for number in range(12):
+        asked = sharded.request(f"k-{number}", 1)
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            served += len([each async for each in stub.LaunchBatch(asked)])
+        await asyncio.sleep(0)
+    assert served >= 11, "the dead broker is asked once"
+    await channel.close()
+
+
+async def test_two_brokers_of_one_name_are_refused(sharded: ShardedPool) -> None:
+    peers = sharded.shards["b-0"].router.peers
+    load = broker_peers_pb2.ShardLoad()
+    load.shard.name, load.shard.target = "b-0", "127.0.0.1:9"
+    with pytest.raises(InvalidFieldError, match=r"'b-0' is the broker at .* 127.0.0.1:9 has it"):
+        peers.record_load(load, now_s=0)
+    with pytest.raises(InvalidFieldError, match=r"load\.shard: a broker needs a name"):
+        peers.record_load(broker_peers_pb2.ShardLoad(), now_s=0)
+
+
+@given(
+    st.lists(st.integers(0, 40), max_size=20),
+    st.dictionaries(st.sampled_from("abcd"), st.integers(0, 60)),
+)
+def test_spills_fill_the_room_of_others_and_no_more(
+    waiting: list[int], rooms: dict[str, int]
+) -> None:
+    found = choose_spills(waiting, rooms)
+    for name, free in rooms.items():
+        assert sum(each.size for each in found if each.peer == name) <= free
+    assert all(each.size <= waiting[each.place] for each in found)
+    if sum(rooms.values()):
+        assert bool(found) == any(waiting)
+    assert len({each.place for each in found}) == len(found)
+
+
+def test_a_plan_is_divided_and_the_soonest_answer_counts() -> None:
+    plan = plan_pb2.RolloutPlan(waves=[plan_pb2.Wave(template="python", count=10)])
+    plan.images.add(template="python", image="one@sha256:1")
+    parts = divide_plan(plan, BROKERS)
+    assert [wave.count for part in parts.values() for wave in part.waves] == [4] * 3
+    assert sum(len(part.images) for part in parts.values()) == 1
+    told = [
+        environments_pb2.TemplateReady(template="python", ready_by_unix_ms=at) for at in (9, 0, 5)
+    ]
+    assert soonest(told) == [told[1]]

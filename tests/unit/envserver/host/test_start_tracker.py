@@ -6,16 +6,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from tests.support.environments.brokers import started
+from tests.support.environments.brokers import lone_service, started
 from typing_extensions import override
 
 from etude.agent.workspace.interface import Runner
-from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
+from etude.common.rpc.broker_addresses import BrokerAddresses
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.host_client import MemoryHostClient
 from etude.envserver.broker.pool_report import make_report
-from etude.envserver.broker.service import BrokerService
 from etude.envserver.drivers.base import (
     CommandOutcome,
     DriverReadiness,
@@ -27,6 +26,7 @@ from etude.envserver.drivers.base import (
 )
 from etude.envserver.drivers.folder_driver import FolderSandbox
 from etude.envserver.drivers.in_memory import MemoryDriver
+from etude.envserver.host.broker_links import BrokerLinks
 from etude.envserver.host.grading import Grader
 from etude.envserver.host.heartbeat import HostHeartbeat
 from etude.envserver.host.host import Host
@@ -183,11 +183,12 @@ async def broker() -> Broker:
 async def heartbeat(node: Host, broker: Broker) -> AsyncIterator[HostHeartbeat]:
     server = rpc_server.Server([])
     environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(
-        BrokerService(broker), server.grpc_server
+        lone_service(broker), server.grpc_server
     )
     await server.start()
-    async with channels.dial(f"127.0.0.1:{server.port}") as channel:
-        yield HostHeartbeat(node, [environments_pb2_grpc.EnvBrokerServiceStub(channel)], "n1")
+    links = BrokerLinks(BrokerAddresses(f"127.0.0.1:{server.port}"), "n1")
+    yield HostHeartbeat(node, links, "n1")
+    await links.close()
     await server.stop(0)
 
 

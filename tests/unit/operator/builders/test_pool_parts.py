@@ -22,6 +22,7 @@ from etude.operator.remotes.combined_report import combine_reports
 from etude.v1 import environments_pb2
 
 KEY = Ref("EnvPool", "lab", "repos")
+SERVICE = "repos-broker:7020"
 TARGETS = [f"repos-broker-{place}.repos-broker:7020" for place in range(3)]
 EDGE = {"keysRef": {"name": "keys"}, "maxSandboxes": 7, "workspace": "s3://inputs/empty"}
 
@@ -62,19 +63,11 @@ def test_each_of_several_brokers_knows_its_place_and_hosts_know_all_in_order(
     made = children(pool, platform, brokers=3)
     brokers = made["StatefulSet", "repos-broker"]
     assert brokers["spec"]["replicas"] == 3
-    assert variables(brokers)["ETUDE_SHARD"] == "$(ETUDE_POD_INDEX)/3"
-    (index,) = [
-        item["valueFrom"]["fieldRef"]["fieldPath"]
-        for item in pod(brokers)["containers"][0]["env"]
-        if item["name"] == "ETUDE_POD_INDEX"
-    ]
-    assert index == "metadata.labels['apps.kubernetes.io/pod-index']"
-    assert variables(made["Pod", "repos-node-0"])["ETUDE_BROKER_TARGET"] == ",".join(TARGETS)
-
-
-def test_a_single_broker_is_told_nothing_of_places(pool: EnvPool, platform: Platform) -> None:
-    made = children(pool, platform)
-    assert "ETUDE_SHARD" not in variables(made["StatefulSet", "repos-broker"])
+    told = variables(brokers)
+    assert told["ETUDE_BROKER_TARGET"] == SERVICE
+    assert told["ETUDE_ADVERTISE"] == "$(ETUDE_POD_IP):7020"
+    assert pod(brokers) == pod(children(pool, platform)["StatefulSet", "repos-broker"])
+    assert variables(made["Pod", "repos-node-0"])["ETUDE_BROKER_TARGET"] == SERVICE
 
 
 def test_runs_know_all_brokers_of_their_own_and_of_others_pools(
@@ -85,17 +78,16 @@ def test_runs_know_all_brokers_of_their_own_and_of_others_pools(
     own["poolTemplate"]["brokers"] = 2
     shared = {"name": "shared", "template": "python", "poolRef": {"name": "repos"}}
     manifest["spec"]["roles"]["environments"].append(shared)
-    shape = RunShape(images=platform.images, brokers={"shared": 3})
+    shape = RunShape(images=platform.images)
     made = desired.run_children(RLRun.model_validate(manifest), shape, platform)
     trainer = next(
         m for m in made if m["metadata"]["name"] == "demo-trainer" and "template" in m["spec"]
     )
     brokers = json.loads(variables(trainer)["ETUDE_BROKERS"])
-    assert brokers["shared"] == ",".join(TARGETS)
-    assert brokers["repos"].count(",") == 1
+    assert brokers == {"shared": SERVICE, "repos": "demo-repos-broker:7020"}
 
 
-async def test_a_run_finds_out_how_many_brokers_a_pool_of_others_has(
+async def test_a_run_finds_the_brokers_of_a_pool_of_others_however_many(
     lab: Any, run_body: Any
 ) -> None:
     lab.cluster.upsert(body(brokers=3))
@@ -105,7 +97,7 @@ async def test_a_run_finds_out_how_many_brokers_a_pool_of_others_has(
     lab.cluster.upsert(manifest)
     await lab.settle()
     found = lab.cluster.objects()[Ref("StatefulSet", "lab", "demo-trainer")]
-    assert json.loads(variables(found)["ETUDE_BROKERS"]) == {"repos": ",".join(TARGETS)}
+    assert json.loads(variables(found)["ETUDE_BROKERS"]) == {"repos": SERVICE}
 
 
 async def test_the_figures_of_all_brokers_reach_the_status_until_one_is_gone(lab: Any) -> None:
@@ -113,7 +105,7 @@ async def test_the_figures_of_all_brokers_reach_the_status_until_one_is_gone(lab
     await lab.settle()
     for place, target in enumerate(TARGETS):
         told = environments_pb2.WatchPoolResponse(
-            sequence=1, slots=128 - 10 * (3 - place), leased=10 * place, driver="memory"
+            sequence=1, slots=64, leased=10 * place, driver="memory"
         )
         lab.peers.pools[target].append(told)
     await lab.settle()
@@ -132,18 +124,13 @@ async def test_the_figures_of_all_brokers_reach_the_status_until_one_is_gone(lab
     assert (available.reason, available.message) == ("BrokerNotReady", "2 of 3 brokers are ready")
 
 
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.integers(0, 20))
-def test_slots_are_counted_once_however_many_brokers_share_them(
-    leased: list[int], free: int
-) -> None:
-    slots = sum(leased) + free
-    said = [
-        environments_pb2.WatchPoolResponse(slots=slots - (sum(leased) - own), leased=own)
-        for own in leased
-    ]
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=4))
+def test_slots_are_the_sum_over_brokers_because_a_host_belongs_to_one(leased: list[int]) -> None:
+    said = [environments_pb2.WatchPoolResponse(slots=50, nodes=2, leased=own) for own in leased]
     found = combine_reports(said)
     assert found is not None
-    assert (found.slots, found.leased) == (slots, sum(leased))
+    assert (found.slots, found.leased) == (50 * len(leased), sum(leased))
+    assert found.nodes == 2 * len(leased)
 
 
 def test_warm_starts_count_by_how_many_a_broker_granted() -> None:
@@ -203,7 +190,7 @@ def test_an_edge_is_one_pod_behind_a_service_and_reads_its_keys_from_a_secret(
         <= edge["spec"]["template"]["metadata"]["labels"].items()
     )
     told = variables(edge)
-    assert told["ETUDE_BROKER_TARGET"] == ",".join(TARGETS)
+    assert told["ETUDE_BROKER_TARGET"] == SERVICE
     assert (told["ETUDE_PORT"], told["ETUDE_EDGE_MAX_SANDBOXES"]) == ("7050", "7")
     assert told["ETUDE_EDGE_WORKSPACE"] == "s3://inputs/empty"
     (container,) = pod(edge)["containers"]

@@ -138,9 +138,7 @@ def test_the_trainer_knows_every_engine_the_brokers_and_the_rewards(
         "demo-inference-0.demo-inference:7010",
         "demo-inference-1.demo-inference:7010",
     ]
-    assert json.loads(told["ETUDE_BROKERS"]) == {
-        "repos": "demo-repos-broker-0.demo-repos-broker:7020"
-    }
+    assert json.loads(told["ETUDE_BROKERS"]) == {"repos": "demo-repos-broker:7020"}
     assert told["ETUDE_REWARDS_TARGET"] == "demo-rewards-0.demo-rewards:7040"
 
 
@@ -153,7 +151,7 @@ def test_a_pool_of_somebody_else_is_found_by_its_own_name(
     children = children_of(RLRun.model_validate(body), platform)
     assert not [kind for kind, _ in children if kind == "EnvPool"]
     told = variables(children["StatefulSet", "demo-rewards"])
-    assert json.loads(told["ETUDE_BROKERS"]) == {"repos": "shared-broker-0.shared-broker:7020"}
+    assert json.loads(told["ETUDE_BROKERS"]) == {"repos": "shared-broker:7020"}
 
 
 def test_a_supervised_run_has_a_trainer_only(run_body: Any, platform: Platform) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from etude.operator.builders.addresses import broker_addresses
 from etude.operator.builders.certificates import (
     CertificateMode,
     CertManagerIssuer,
@@ -48,7 +47,7 @@ async def test_the_job_knows_its_partners_and_the_checkpoint(evaluations: Any) -
         f"held-out-inference-{n}.held-out-inference:7010" for n in range(2)
     ]
     # Its phases name the run's own environment of that name, which the evaluation replaces.
-    assert json.loads(env["ETUDE_BROKERS"]) == {"repos": ",".join(broker_addresses("shared", 1))}
+    assert json.loads(env["ETUDE_BROKERS"]) == {"repos": "shared-broker:7020"}
     assert container["envFrom"] == [{"secretRef": {"name": "s3"}}]
     files = evaluations.children()[Ref("ConfigMap", "lab", "held-out-evaluation")]["data"]
     order = json.loads(files["evaluation.json"])

@@ -157,7 +157,9 @@ def test_brokers_of_one_machine_know_their_places_and_their_siblings(
     template = {"spec": brokers["spec"]["template"]["spec"]}
     pods = [{"metadata": {"name": f"repos-broker-{place}"}, **template} for place in (0, 1)]
     env = [process_spec(each, machine).env for each in pods]
-    assert [each["ETUDE_SHARD"] for each in env] == ["0/2", "1/2"]
     node = process_spec(next(m for m in made if m["kind"] == "Pod"), machine)
-    ports = [each["ETUDE_PORT"] for each in env]
-    assert node.env["ETUDE_BROKER_TARGET"] == ",".join(f"127.0.0.1:{port}" for port in ports)
+    addresses = [f"127.0.0.1:{each['ETUDE_PORT']}" for each in env]
+    assert [each["ETUDE_ADVERTISE"] for each in env] == addresses
+    assert [each["ETUDE_POD"] for each in env] == ["repos-broker-0", "repos-broker-1"]
+    # The first is found by the name of their Service, and tells of the others.
+    assert {each["ETUDE_BROKER_TARGET"] for each in [*env, node.env]} == {addresses[0]}

@@ -41,7 +41,15 @@ def require_owner(call: AuthenticatedCall, lease_id: str, run_id: str) -> None:
     Raises:
         ForbiddenError: the lease belongs to another owner.
     """
-    caller, owner = owner_of(call), run_ids.owner_part(run_id)
-    if caller and caller != owner:
+    refuse_other_owner(owner_of(call), lease_id, run_id)
+
+
+def refuse_other_owner(caller: str, lease_id: str, run_id: str) -> None:
+    """Refuse a lease to a caller that is not its owner; an empty caller is anyone.
+
+    Raises:
+        ForbiddenError: the lease belongs to another owner.
+    """
+    if caller and caller != run_ids.owner_part(run_id):
         metrics.REFUSED.labels("server").inc()
         raise ForbiddenError(f"lease {lease_id!r} is not one of {caller}")

@@ -66,6 +66,7 @@ ALLOWED_CALLERS: Mapping[str, tuple[AllowedCaller, ...]] = {
     "etude.v1.RewardService": _DRIVERS,
     "etude.v1.EnvBrokerService": _CLIENTS,
     "etude.v1.EnvBrokerService/Heartbeat": _NODE,
+    "etude.v1.BrokerPeerService": _BROKER,
     "etude.v1.EnvNodeService": _CLIENTS,
     "etude.v1.EnvNodeService/OpenEnvironments": _BROKER,
     "etude.v1.EnvNodeService/CloseEnvironments": _BROKER,

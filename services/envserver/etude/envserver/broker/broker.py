@@ -4,21 +4,20 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from blake3 import blake3
 
 from etude.common.api.pool.spec import EnvPoolSpec
-from etude.common.broker_shards import SINGLE_BROKER, BrokerShard
+from etude.common.broker_shards import shard_label
 from etude.common.errors import (
     FullError,
-    InvalidFieldError,
     ReusedIdError,
     UnavailableError,
-    UnknownIdError,
 )
-from etude.common.pinned_images import pinned_digest, pool_template
+from etude.common.pinned_images import pinned_digest
 from etude.common.plans.registry import PlanRegistry
 from etude.envserver import metrics
 from etude.envserver.broker.dispatcher import Dispatcher
@@ -31,16 +30,27 @@ from etude.envserver.broker.launch_admission import (
     GrantRate,
     check_group_request,
     check_launch,
-    check_shard,
     refuse_excess,
     with_image_template,
 )
-from etude.envserver.broker.launch_orders import LaunchOrder, failure_outcome, success_outcome
-from etude.envserver.broker.launch_queue import BatchKey, LaunchBatch, LaunchQueue
+from etude.envserver.broker.launch_orders import (
+    LaunchOrder,
+    failure_of,
+    failure_outcome,
+    success_outcome,
+)
+from etude.envserver.broker.launch_queue import (
+    WHOLE_BATCH,
+    BatchKey,
+    BatchPart,
+    LaunchBatch,
+    LaunchQueue,
+)
 from etude.envserver.broker.lease_ledger import GrantedLease, LeaseLedger
 from etude.envserver.broker.outcome_streams import OutcomeStream, OutcomeStreams
 from etude.envserver.broker.placement import GroupPlacer, PlacementRequest
-from etude.envserver.broker.pool_statistics import PoolStatistics
+from etude.envserver.broker.pool_statistics import PoolStatistics, record_granted, record_pool
+from etude.envserver.broker.snapshot_search import SNAPSHOT_S, find_snapshot
 from etude.envserver.broker.warm_targets import WarmTargets, ready_by
 from etude.v1 import environments_pb2, plan_pb2
 
@@ -48,18 +58,11 @@ log = logging.getLogger(__name__)
 
 REBUILD_S = 2.0
 """A broker that starts hears every living host within this; nothing is granted before."""
-SNAPSHOT_S = 2.5
-"""A snapshot that a host holds is in a heartbeat after this."""
 CLOSE_WAIT_S = 2.0
 """A release answers after this, whatever its hosts do; their heartbeats bring the rest."""
 TICK_S = 0.25
 ADOPTED_S = 60
 """Shortest life of a lease that a new broker adopts; holders renew every 15 s."""
-
-_GRANTED = {
-    number: metrics.granted.labels(name.removeprefix("START_").lower())
-    for name, number in environments_pb2.Start.items()
-}
 
 
 @dataclass(slots=True)
@@ -70,8 +73,10 @@ class Broker:
     host_client: HostClient
     name: str = ""
     """Of the pool."""
-    shard: BrokerShard = SINGLE_BROKER
-    """The runs that this broker serves."""
+    shard: str = "broker"
+    """Name of this broker among the pool's."""
+    held_elsewhere: Callable[[str], int] = field(default=lambda _run_id: 0)
+    """Environments that a run holds or waits for at the pool's other brokers."""
     started_s: float = field(default_factory=time.monotonic)
     ledger: LeaseLedger = field(default_factory=LeaseLedger)
     queue: LaunchQueue = field(default_factory=LaunchQueue)
@@ -84,8 +89,10 @@ class Broker:
     dispatcher: Dispatcher = field(init=False)
     statistics: PoolStatistics = field(default_factory=PoolStatistics)
     _templates: frozenset[str] = field(init=False)
+    _label: str = field(init=False)
 
     def __post_init__(self) -> None:
+        self._label = shard_label(self.shard)
         self._templates = frozenset(template.name for template in self.spec.templates)
         self.placer = GroupPlacer(self.ledger.hosts, packs=self.spec.is_sized_for_demand)
         self.drains = HostDrains(self.ledger.hosts)
@@ -101,9 +108,14 @@ class Broker:
         )
 
     async def launch(
-        self, request: environments_pb2.LaunchBatchRequest
+        self,
+        request: environments_pb2.LaunchBatchRequest,
+        elsewhere: Mapping[int, environments_pb2.HeldLease] = MappingProxyType({}),
+        part: BatchPart = WHOLE_BATCH,
     ) -> AsyncGenerator[environments_pb2.LaunchBatchResponse, None]:
         """Outcomes of one batch as they arrive; the same request again gets the same leases.
+
+        Other brokers may have some of its leases elsewhere, or ask for a part of it.
 
         Raises:
             InvalidFieldError: the request cannot be served as it is.
@@ -113,10 +125,10 @@ class Broker:
         """
         check_launch(request, self._templates, self.spec.lease)
         asked, request = request.template, with_image_template(request, self.spec)
-        check_shard(request.run_id, self.shard)
         if request.snapshot_id:
-            await self._find_snapshot(request)
-        stream = self._submit(request, asked)
+            until_s = max(time.monotonic(), self.started_s + REBUILD_S) + SNAPSHOT_S
+            await find_snapshot(self.ledger.hosts, request, until_s=until_s)
+        stream = self._submit(request, asked, elsewhere, part)
         stream.readers += 1
         try:
             async for outcome in stream.follow():
@@ -131,14 +143,16 @@ class Broker:
         """Push the ends of leases; returns those that are gone.
 
         Raises:
-            UnavailableError: this broker has not heard all hosts yet, and cannot know what is gone.
+            UnavailableError: this broker has not heard all hosts yet.
         """
-        if not self._is_rebuilt and any(each not in self.ledger.leases for each in lease_ids):
-            raise UnavailableError(
-                "this broker has just started and does not know all leases yet: try again in 2 s"
-            )
+        if any(each not in self.ledger.leases for each in lease_ids):
+            self.require_rebuilt()
         expires = _unix_ms() + 1000 * self._ttl_s(ttl_s)
         return self.ledger.renew(lease_ids, expires_unix_ms=expires, now_s=time.monotonic())
+
+    def held_by_run(self, run_id: str) -> int:
+        """Environments that a run holds or waits for at this broker."""
+        return self.ledger.of_run(run_id) + self.streams.num_missing(run_id)
 
     async def release(self, lease_ids: Sequence[str]) -> None:
         """End leases, give their slots to waiting launches, and wait a little for their hosts."""
@@ -150,6 +164,10 @@ class Broker:
         self, request: environments_pb2.HeartbeatRequest
     ) -> environments_pb2.HeartbeatResponse:
         """Take in a host's heartbeat, and answer with the leases to end."""
+        if request.moved_to:
+            if request.moved_to != self.shard:  # else it was known by another address
+                self.ledger.move_host(request.node_id)
+            return environments_pb2.HeartbeatResponse(generation=request.generation)
         # Holders could not renew while there was no broker.
         answer = self.ledger.heartbeat(
             request,
@@ -175,23 +193,17 @@ class Broker:
         Raises:
             InvalidFieldError: the plan names what this pool does not have.
         """
-        check_shard(run_id, self.shard)
         self.warm_targets.plans.report(run_id, plan, now_s=time.monotonic())
-        templates = dict.fromkeys(wave.template for wave in plan.waves)
-        ours = [template for template in templates if template in self._templates]
-        return ready_by(self.ledger.hosts, ours, now_unix_ms=_unix_ms())
+        known = {wave.template: None for wave in plan.waves if wave.template in self._templates}
+        return ready_by(self.ledger.hosts, known, now_unix_ms=_unix_ms())
 
     def drain_hosts(self, node_ids: Sequence[str], *, hold_s: float) -> list[str]:
         """Drain these hosts: they get no environments; returns those that hold none.
 
         Raises:
-            UnavailableError: this broker has not heard all hosts yet, and cannot know what they
-                hold.
+            UnavailableError: this broker has not heard all hosts yet.
         """
-        if not self._is_rebuilt:
-            raise UnavailableError(
-                "this broker has just started and does not know all leases yet: try again in 2 s"
-            )
+        self.require_rebuilt()
         return self.drains.start_drain(node_ids, hold_s=hold_s, now_s=time.monotonic())
 
     def prepare(self, request: environments_pb2.PrepareGroupRequest) -> None:
@@ -201,7 +213,6 @@ class Broker:
             InvalidFieldError: the group could not be launched like that.
         """
         check_group_request(request, self._templates)
-        check_shard(request.run_id, self.shard)
         image = pinned_digest(request.image)
         want = PlacementRequest(request.template, request.count, image=image)
         host = self.placer.prepare(request.run_id, request.group_id, want)
@@ -229,7 +240,7 @@ class Broker:
             log.info("expired on %s: %s", closing.node_id, closing.lease_ids)
         self.dispatcher.close(over)
         for batch in list(self.queue.batches()):
-            if (failure := self._failure_of(batch, now_s)) is not None:
+            if (failure := failure_of(batch, self.ledger.hosts, now_s=now_s)) is not None:
                 for index in self.queue.remove(batch):
                     self.streams.deliver(batch, failure_outcome(index, *failure))
         self.ledger.forget_old(now_s=now_s)
@@ -239,67 +250,61 @@ class Broker:
         self.image_targets.refresh(now_s=now_s)
         self.statistics.lease_s.extend(self.ledger.lasted_s)
         self.ledger.lasted_s.clear()
-        metrics.queue_depth.set(len(self.queue))
-        metrics.leases.set(len(self.ledger.leases))
-        metrics.nodes.set(len(self.ledger.hosts))
-        metrics.opening.set(self.ledger.hosts.opening)
+        record_pool(len(self.queue), len(self.ledger.leases), self.ledger.hosts)
 
     @property
     def _is_rebuilt(self) -> bool:
         """True once every host had the time to report its leases."""
         return time.monotonic() - self.started_s > REBUILD_S
 
-    async def _find_snapshot(self, request: environments_pb2.LaunchBatchRequest) -> None:
-        """Wait for the heartbeat that names a snapshot.
+    def require_rebuilt(self) -> None:
+        """Refuse an answer about unknown leases until every host had the time to report its own.
 
         Raises:
-            UnknownIdError: none did. A snapshot of another run is as unknown as one that never was.
-            InvalidFieldError: it is one of another template.
+            UnavailableError: this broker has just started.
         """
-        until_s = max(time.monotonic(), self.started_s + REBUILD_S) + SNAPSHOT_S
-        hosts, run_id, name = self.ledger.hosts, request.run_id, request.snapshot_id
-        while (template := hosts.template_of(run_id, name)) is None:
-            if time.monotonic() >= until_s:
-                raise UnknownIdError(f"no host holds snapshot {name!r} of run {run_id!r}")
-            await asyncio.sleep(TICK_S)
-        if pool_template(template) != request.template:
-            raise InvalidFieldError("template", f"snapshot {name!r} was made from {template!r}")
+        if not self._is_rebuilt:
+            raise UnavailableError(
+                "this broker has just started and does not know all leases yet: try again in 2 s"
+            )
 
-    def _failure_of(self, batch: LaunchBatch, now_s: float) -> tuple[str, str] | None:
-        """Reason and text of a failure, for what waits too long or for a snapshot that is lost."""
-        hosts, line = self.ledger.hosts, batch.placement_class
-        if batch.deadline_s <= now_s:
-            return "QueueTimeout", hosts.explain_no_host(line.template)
-        if line.snapshot_id and not hosts.holders(batch.key.run_id, line.snapshot_id):
-            return "SnapshotLost", f"no host holds snapshot {line.snapshot_id!r} any more"
-        return None
-
-    def _submit(self, request: environments_pb2.LaunchBatchRequest, asked: str) -> OutcomeStream:
+    def _submit(
+        self,
+        request: environments_pb2.LaunchBatchRequest,
+        asked: str,
+        elsewhere: Mapping[int, environments_pb2.HeldLease],
+        part: BatchPart,
+    ) -> OutcomeStream:
         key = BatchKey(request.run_id, request.idempotency_key)
         digest = blake3(request.SerializeToString(deterministic=True)).hexdigest(length=16)
         living = self.ledger.of_batch(key)
         present = self.streams.get(key)
-        digests = {granted.held.request_digest for granted in living.values()}
-        digests |= {present.batch.digest} if present else set()
-        if digests - {digest}:
+        held = [*(granted.held for granted in living.values()), *elsewhere.values()]
+        digests = {each.request_digest for each in held}
+        if (digests | ({present.batch.digest} if present else set())) - {digest}:
             raise ReusedIdError(f"idempotency_key {key.idempotency_key!r} was another request")
         if present is not None:
             return present
         now_s = time.monotonic()
+        indices = part.indices or range(request.count)
         # Before every host was heard, another lease of the same request may turn up.
         known = {i: each for i, each in living.items() if each.is_claimed or self._is_rebuilt}
-        wanted = deque(index for index in range(request.count) if index not in known)
-        num_new = request.count - len(living)
-        load = self._load(request.run_id, num_new)
+        wanted = deque(i for i in indices if i not in known and i not in elsewhere)
+        num_new = len(indices) - len(living.keys() & set(indices))
         with metrics.refusals.count_exceptions(FullError):
+            load = self._load(request.run_id, num_new)
             refuse_excess(load, self.spec.lease, self.grant_rate, now_s=now_s)
         timeout_s = request.queue_timeout_seconds or self.spec.lease.queue_timeout_seconds
-        batch = LaunchBatch(key, request, digest, now_s, now_s + timeout_s, wanted)
+        deadline_s = now_s + (part.wait_s or timeout_s)
+        batch = LaunchBatch(key, request, digest, now_s, deadline_s, wanted, size=len(indices))
         if request.deadline_unix_ms:
             batch.due_s = now_s + (request.deadline_unix_ms - _unix_ms()) / 1000
         for index, granted in sorted(known.items()):
             granted.is_claimed = True
-            batch.outcomes[index] = success_outcome(index, granted.lease)
+            if index in indices:
+                batch.outcomes[index] = success_outcome(index, granted.lease)
+        for index, other in sorted(elsewhere.items()):
+            batch.outcomes.setdefault(index, success_outcome(index, other.lease))
         stream = self.streams.open(batch)
         self.queue.add(batch)
         # Plans speak of the template that the run names, whatever image a task needs.
@@ -308,18 +313,15 @@ class Broker:
         return stream
 
     def _load(self, run_id: str, wanted: int) -> BrokerLoad:
+        is_nearly_full = len(self.queue) + wanted > self.spec.lease.max_queue
         return BrokerLoad(
             wanted=wanted,
             waiting=len(self.queue),
-            free=self._count_free(wanted),
+            # Counted over every host only when the queue is nearly full.
+            free=self.ledger.num_free if is_nearly_full else 0,
             batches=len(self.streams),
-            held_by_run=self.ledger.of_run(run_id) + self.streams.num_missing(run_id),
+            held_by_run=self.held_by_run(run_id) + self.held_elsewhere(run_id),
         )
-
-    def _count_free(self, wanted: int) -> int:
-        """Free slots; counted over every host only when the queue is nearly full."""
-        is_close = len(self.queue) + wanted > self.spec.lease.max_queue
-        return self.ledger.num_free if is_close else 0
 
     def _ttl_s(self, ttl_s: int) -> int:
         return min(ttl_s or self.spec.lease.ttl_seconds, MAX_TTL_S)
@@ -343,7 +345,8 @@ class Broker:
             if host is None:
                 continue
             key = (host.node_id, turn.batch.key)
-            orders.setdefault(key, LaunchOrder(host=host, batch=turn.batch)).turns.append(turn)
+            order = LaunchOrder(host=host, batch=turn.batch, label=self._label)
+            orders.setdefault(key, order).turns.append(turn)
         for order in orders.values():
             ttl_s = self._ttl_s(order.batch.request.ttl_seconds)
             self.dispatcher.open(order, _unix_ms() + 1000 * ttl_s)
@@ -384,15 +387,12 @@ class Broker:
     def _grant(self, order: LaunchOrder, held: environments_pb2.HeldLease, now_s: float) -> None:
         waited_s = now_s - order.batch.submitted_s
         node_id, template = order.host.node_id, order.batch.placement_class.template
-        self.ledger.grant(
-            GrantedLease(held=held, node_id=node_id, granted_s=now_s, template=template)
-        )
+        granted = GrantedLease(held=held, node_id=node_id, granted_s=now_s, template=template)
+        self.ledger.grant(granted)
         self.grant_rate.record_grants(1, now_s=now_s)
         self.statistics.record_grant(held.lease, waited_s=waited_s)
-        metrics.acquire_seconds.observe(waited_s)
-        start = held.lease.start
-        _GRANTED.get(start, _GRANTED[environments_pb2.START_UNSPECIFIED]).inc()
-        self._record_start(node_id, template, start, held.lease.start_ms)
+        record_granted(held.lease.start, waited_s=waited_s)
+        self._record_start(node_id, template, held.lease.start, held.lease.start_ms)
         self.streams.deliver(order.batch, success_outcome(held.index, held.lease))
 
 

@@ -214,6 +214,10 @@ class Hosts:
         """The template that a run's snapshot was made from; None if no host holds it."""
         return next(iter(self._holders.get(SnapshotKey(run_id, snapshot_id), {}).values()), None)
 
+    def has_snapshot(self, run_id: str, snapshot_id: str) -> bool:
+        """True if a host holds a run's snapshot."""
+        return self.template_of(run_id, snapshot_id) is not None
+
     def _update_images(self, host: HostState, told: Collection[str]) -> None:
         digests = frozenset(told)
         for gone in host.images - digests:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from etude.agent.toolsets import toolset
 from etude.common.api.pool.spec import EnvPoolSpec, LeasePolicy, Template
-from etude.common.broker_shards import BrokerShard, shard_of
 from etude.common.errors import FullError, InvalidFieldError, UserError
 from etude.common.pinned_images import is_pinned, is_within, parse_pinned
 from etude.v1 import environments_pb2
@@ -72,21 +71,6 @@ def check_group_request(
         ("count", 1 <= request.count <= MAX_COUNT, f"must be between 1 and {MAX_COUNT}"),
     )
     _refuse_broken(rules)
-
-
-def check_shard(run_id: str, shard: BrokerShard) -> None:
-    """Reject a run of another broker: the hosts would report its leases to that one.
-
-    Raises:
-        InvalidFieldError: it is.
-    """
-    if not shard.serves(run_id):
-        right = shard_of(run_id, shard.count)
-        raise InvalidFieldError(
-            "run_id",
-            f"is served by broker {right} of {shard.count}, not by {shard.index}: clients and hosts"
-            " need all brokers of the pool in the same order",
-        )
 
 
 def _refuse_broken(rules: Iterable[tuple[str, bool, str]]) -> None:

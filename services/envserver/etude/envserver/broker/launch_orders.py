@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from etude.common.pinned_images import is_pinned
-from etude.envserver.broker.hosts import HostState
+from etude.envserver.broker.hosts import Hosts, HostState
 from etude.envserver.broker.launch_queue import LaunchBatch, Turn
 from etude.v1 import environments_pb2
 
@@ -16,6 +16,8 @@ class LaunchOrder:
 
     host: HostState
     batch: LaunchBatch
+    label: str = ""
+    """Of the broker, in the ids of its leases."""
     turns: list[Turn] = field(default_factory=list)
 
     @property
@@ -45,7 +47,7 @@ class LaunchOrder:
         batch = self.batch
         return environments_pb2.HeldLease(
             lease=environments_pb2.Lease(
-                lease_id=f"{batch.digest[:12]}-{index}-{secrets.token_hex(4)}",
+                lease_id=f"{batch.digest[:12]}-{index}-{secrets.token_hex(4)}-{self.label}",
                 agent_token=secrets.token_urlsafe(16),
                 control_token=secrets.token_urlsafe(16),
                 expires_unix_ms=expires_unix_ms,
@@ -55,6 +57,16 @@ class LaunchOrder:
             run_id=batch.key.run_id,
             request_digest=batch.digest,
         )
+
+
+def failure_of(batch: LaunchBatch, hosts: Hosts, *, now_s: float) -> tuple[str, str] | None:
+    """Reason and text of a failure, for what waits too long or for a snapshot that is lost."""
+    line = batch.placement_class
+    if batch.deadline_s <= now_s:
+        return "QueueTimeout", hosts.explain_no_host(line.template)
+    if line.snapshot_id and not hosts.holders(batch.key.run_id, line.snapshot_id):
+        return "SnapshotLost", f"no host holds snapshot {line.snapshot_id!r} any more"
+    return None
 
 
 def success_outcome(

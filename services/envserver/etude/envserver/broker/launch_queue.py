@@ -21,6 +21,19 @@ class BatchKey(NamedTuple):
     idempotency_key: str
 
 
+class BatchPart(NamedTuple):
+    """Part of a batch that another broker asks for, which has no room for it."""
+
+    indices: tuple[int, ...] = ()
+    """Empty for all."""
+    wait_s: float = 0.0
+    """Longest wait for slots; 0 for that of the request."""
+
+
+WHOLE_BATCH = BatchPart()
+"""The batch that a client asks for."""
+
+
 class PlacementClass(NamedTuple):
     """Environments of one run for which the same hosts are equally good."""
 
@@ -48,9 +61,12 @@ class LaunchBatch:
     """Hosts that failed an index."""
     outcomes: dict[int, environments_pb2.LaunchBatchResponse] = field(default_factory=dict)
     """In the order of their arrival."""
+    size: int = 0
+    """Environments that are asked of this broker: all of the request, unless others have some."""
     placement_class: PlacementClass = field(init=False)
 
     def __post_init__(self) -> None:
+        self.size = self.size or self.request.count
         self.placement_class = PlacementClass(
             self.request.template,
             self.request.snapshot_id,

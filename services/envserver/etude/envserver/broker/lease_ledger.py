@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from etude.common.tls.lease_owner import refuse_other_owner
 from etude.envserver.broker.hosts import Hosts, HostState
 from etude.envserver.broker.launch_queue import BatchKey
 from etude.v1 import environments_pb2
@@ -72,7 +73,7 @@ class Closing(NamedTuple):
 class LeaseLedger:
     """The broker's whole state. It is rebuilt from heartbeats, so nothing here is ever stored.
 
-    Each lease that was granted or adopted is active, or was released, expired or lost: the four
+    Each lease that was granted or adopted is active, or was released, expired, lost or moved: the
     counts add up at any time.
     """
 
@@ -85,6 +86,8 @@ class LeaseLedger:
     expired_total: int = 0
     lost_total: int = 0
     """Leases whose hosts fell silent or no longer knew them."""
+    moved_total: int = 0
+    """Leases whose hosts belong to another broker now."""
     lasted_s: list[float] = field(default_factory=list)
     """Durations of leases that ended since the last tick."""
     adopted: list[GrantedLease] = field(default_factory=list)
@@ -124,6 +127,16 @@ class LeaseLedger:
         """Run of a living or lost lease; None if there is no such lease."""
         granted = self.leases.get(lease_id) or self._lost.get(lease_id)
         return None if granted is None else granted.key.run_id
+
+    def split_known(self, lease_ids: Iterable[str], owner: str = "") -> tuple[list[str], list[str]]:
+        """The living leases among some, and the others; those of another owner are refused."""
+        known, unknown = list[str](), list[str]()
+        for lease_id in lease_ids:
+            run_id = self.run_of(lease_id)
+            if run_id is not None:
+                refuse_other_owner(owner, lease_id, run_id)
+            (known if lease_id in self.leases else unknown).append(lease_id)
+        return known, unknown
 
     def grant(self, granted: GrantedLease) -> None:
         """Enter a lease that a host has opened.
@@ -186,6 +199,16 @@ class LeaseLedger:
                 self._lost[lease_id] = granted
             self.hosts.remove(host)
         return [host.node_id for host in silent]
+
+    def move_host(self, node_id: str) -> None:
+        """Forget a host that belongs to another broker now, which has its leases."""
+        host = self.hosts.get(node_id)
+        if host is None:
+            return
+        for lease_id in list(host.leases):
+            self._drop(self.leases[lease_id])
+            self.moved_total += 1
+        self.hosts.remove(host)
 
     def renew(self, lease_ids: Iterable[str], *, expires_unix_ms: int, now_s: float) -> list[str]:
         """Extend leases; returns those that are gone, which never come back after this."""

@@ -1,7 +1,7 @@
 """Streams of launch outcomes to the clients of a batch."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass, field
 
 from etude.envserver.broker.launch_queue import BatchKey, LaunchBatch
@@ -19,7 +19,7 @@ class OutcomeStream:
 
     async def follow(self) -> AsyncIterator[environments_pb2.LaunchBatchResponse]:
         """Every outcome once, as it arrives."""
-        sent, count = 0, self.batch.request.count
+        sent, count = 0, self.batch.size
         while sent < count:
             news = self.changed
             for outcome in list(self.batch.outcomes.values())[sent:]:
@@ -43,6 +43,11 @@ class OutcomeStreams:
     def __iter__(self) -> Iterator[OutcomeStream]:
         return iter(self._streams.values())
 
+    @property
+    def runs(self) -> Collection[str]:
+        """Runs that wait for environments."""
+        return self._missing.keys()
+
     def num_missing(self, run_id: str) -> int:
         """Environments that a run still waits for."""
         return self._missing.get(run_id, 0)
@@ -52,7 +57,7 @@ class OutcomeStreams:
 
     def open(self, batch: LaunchBatch) -> OutcomeStream:
         stream = self._streams[batch.key] = OutcomeStream(batch)
-        self._count(batch.key.run_id, batch.request.count - len(batch.outcomes))
+        self._count(batch.key.run_id, batch.size - len(batch.outcomes))
         return stream
 
     def has_reader(self, batch: LaunchBatch) -> bool:
@@ -75,7 +80,7 @@ class OutcomeStreams:
             return False
         batch = stream.batch
         del self._streams[batch.key]
-        self._count(batch.key.run_id, len(batch.outcomes) - batch.request.count)
+        self._count(batch.key.run_id, len(batch.outcomes) - batch.size)
         return True
 
     def _count(self, run_id: str, change: int) -> None:

@@ -5,9 +5,15 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from etude.envserver import metrics
+from etude.envserver.broker.hosts import Hosts
 from etude.v1 import environments_pb2
 
 NEWEST = 1_000
+_GRANTED = {
+    number: metrics.granted.labels(name.removeprefix("START_").lower())
+    for name, number in environments_pb2.Start.items()
+}
 WARM = frozenset({environments_pb2.START_SHELL, environments_pb2.START_PAUSED_CLONE})
 
 
@@ -47,6 +53,20 @@ class PoolStatistics:
     def warm_percent(self) -> int:
         """Share of starts that found something ready."""
         return round(100 * sum(self.warm) / len(self.warm)) if self.warm else 0
+
+
+def record_granted(start: environments_pb2.Start, *, waited_s: float) -> None:
+    """Count a granted environment by the way it came to be."""
+    metrics.acquire_seconds.observe(waited_s)
+    _GRANTED.get(start, _GRANTED[environments_pb2.START_UNSPECIFIED]).inc()
+
+
+def record_pool(num_waiting: int, num_leases: int, hosts: Hosts) -> None:
+    """Set the gauges of a broker."""
+    metrics.queue_depth.set(num_waiting)
+    metrics.leases.set(num_leases)
+    metrics.nodes.set(len(hosts))
+    metrics.opening.set(hosts.opening)
 
 
 def quantile(values: Iterable[float], share: float) -> int:

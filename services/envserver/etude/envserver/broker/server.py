@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import grpc
+
 from etude.common import role_inputs, telemetry
 from etude.common.probes import Probes
 from etude.common.process import shutdown_signals
@@ -13,8 +15,17 @@ from etude.common.rpc import server as rpc_server
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.host_client import GrpcHostClient
 from etude.envserver.broker.service import BrokerService, PoolService
+from etude.envserver.broker.shards.peer_service import PeerService
+from etude.envserver.broker.shards.peers import Peers
+from etude.envserver.broker.shards.router import ShardRouter
+from etude.envserver.broker.shards.spills import Spills
 from etude.envserver.settings import BrokerSettings
-from etude.v1 import environments_pb2, environments_pb2_grpc
+from etude.v1 import (
+    broker_peers_pb2,
+    broker_peers_pb2_grpc,
+    environments_pb2,
+    environments_pb2_grpc,
+)
 
 EVERY_S = 0.25
 """The garbage of a quarter of a second is collected in a few milliseconds."""
@@ -59,6 +70,21 @@ class GarbageCollector:
 DRAIN_S = 5.0
 
 
+_SERVICES = (
+    environments_pb2.DESCRIPTOR.services_by_name["EnvBrokerService"].full_name,
+    environments_pb2.DESCRIPTOR.services_by_name["PoolService"].full_name,
+    broker_peers_pb2.DESCRIPTOR.services_by_name["BrokerPeerService"].full_name,
+)
+
+
+def _add_services(server: grpc.aio.Server, router: ShardRouter, stop: asyncio.Event) -> None:
+    environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(BrokerService(router), server)
+    environments_pb2_grpc.add_PoolServiceServicer_to_server(
+        PoolService(router.broker, stop), server
+    )
+    broker_peers_pb2_grpc.add_BrokerPeerServiceServicer_to_server(PeerService(router), server)
+
+
 async def serve(broker_settings: BrokerSettings) -> None:
     """Listen, grant leases until SIGTERM, let running calls end.
 
@@ -70,29 +96,27 @@ async def serve(broker_settings: BrokerSettings) -> None:
         "etude-broker", otlp_endpoint=settings.otlp_endpoint, traces_file=settings.traces_file
     )
     hosts = GrpcHostClient()
-    broker = Broker(pool.spec, hosts, pool.name, broker_settings.shard)
-    services = environments_pb2.DESCRIPTOR.services_by_name
-    names = [services[name].full_name for name in ("EnvBrokerService", "PoolService")]
-    server = rpc_server.Server(names, settings.host, settings.port)
+    broker = Broker(pool.spec, hosts, pool.name, settings.pod)
+    peers = Peers(name=settings.pod, addresses=broker_settings.addresses)
+    router = ShardRouter(broker, peers)
+    router.connect()
+    server = rpc_server.Server(_SERVICES, settings.host, settings.port)
     probes = Probes(settings.probe_port, settings.host)
     stop = asyncio.Event()
-    environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(
-        BrokerService(broker), server.grpc_server
-    )
-    environments_pb2_grpc.add_PoolServiceServicer_to_server(
-        PoolService(broker, stop), server.grpc_server
-    )
+    _add_services(server.grpc_server, router, stop)
     with shutdown_signals(stop):
         await probes.start()
         await server.start()
+        peers.target = broker_settings.advertise or f"{settings.host}:{server.port}"
         await server.set_ready()
         probes.ready = True
         async with asyncio.TaskGroup() as tasks:
             pauses = GarbageCollector(lambda: not len(broker.queue))
             tasks.create_task(pauses.run(stop), name="collect-garbage")
+            tasks.create_task(peers.run(stop), name="exchange-loads")
+            tasks.create_task(Spills(broker, peers).run(stop), name="spill")
             await broker.run(stop)
         probes.ready = False
         await server.stop(DRAIN_S)
-        await hosts.stop()
-        await probes.stop()
+        await asyncio.gather(hosts.stop(), peers.stop(), probes.stop())
     provider.shutdown()

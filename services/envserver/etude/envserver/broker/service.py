@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,10 +11,10 @@ import grpc
 from typing_extensions import override
 
 from etude.common.errors import InvalidFieldError
-from etude.common.tls.lease_owner import owned_run_id, require_owner
-from etude.common.tls.policy import AuthenticatedCall
+from etude.common.tls.lease_owner import owned_run_id, owner_of
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.pool_report import make_report, unix_ms
+from etude.envserver.broker.shards.router import ShardRouter
 from etude.v1 import environments_pb2 as pb2
 from etude.v1 import environments_pb2_grpc
 
@@ -30,7 +30,15 @@ Context = grpc.aio.ServicerContext[_Request, _Response]
 class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
     """Leases, for their clients and for the hosts."""
 
-    broker: Broker
+    router: ShardRouter
+
+    @override
+    async def ListShards(
+        self,
+        request: pb2.ListShardsRequest,
+        context: Context[pb2.ListShardsRequest, pb2.ListShardsResponse],
+    ) -> pb2.ListShardsResponse:
+        return pb2.ListShardsResponse(shards=self.router.peers.shards)
 
     @override
     async def LaunchBatch(
@@ -39,7 +47,7 @@ class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
         context: Context[pb2.LaunchBatchRequest, pb2.LaunchBatchResponse],
     ) -> AsyncIterator[pb2.LaunchBatchResponse]:
         request.run_id = owned_run_id(context, request.run_id)
-        async with contextlib.aclosing(self.broker.launch(request)) as outcomes:
+        async with contextlib.aclosing(self.router.launch(request)) as outcomes:
             async for outcome in outcomes:
                 yield outcome
 
@@ -49,8 +57,9 @@ class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
         request: pb2.RenewLeasesRequest,
         context: Context[pb2.RenewLeasesRequest, pb2.RenewLeasesResponse],
     ) -> pb2.RenewLeasesResponse:
-        self._require_owner(context, request.lease_ids)
-        missing = self.broker.renew(request.lease_ids, request.ttl_seconds)
+        missing = await self.router.renew(
+            request.lease_ids, request.ttl_seconds, owner=owner_of(context)
+        )
         return pb2.RenewLeasesResponse(missing_lease_ids=missing)
 
     @override
@@ -59,8 +68,7 @@ class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
         request: pb2.ReleaseLeasesRequest,
         context: Context[pb2.ReleaseLeasesRequest, pb2.ReleaseLeasesResponse],
     ) -> pb2.ReleaseLeasesResponse:
-        self._require_owner(context, request.lease_ids)
-        await self.broker.release(request.lease_ids)
+        await self.router.release(request.lease_ids, owner=owner_of(context))
         return pb2.ReleaseLeasesResponse()
 
     @override
@@ -70,7 +78,7 @@ class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
         context: Context[pb2.ReportPlanRequest, pb2.ReportPlanResponse],
     ) -> pb2.ReportPlanResponse:
         run_id = owned_run_id(context, request.run_id)
-        ready = self.broker.report_plan(run_id, request.plan)
+        ready = await self.router.report_plan(run_id, request.plan)
         return pb2.ReportPlanResponse(templates=ready)
 
     @override
@@ -80,7 +88,7 @@ class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
         context: Context[pb2.PrepareGroupRequest, pb2.PrepareGroupResponse],
     ) -> pb2.PrepareGroupResponse:
         request.run_id = owned_run_id(context, request.run_id)
-        self.broker.prepare(request)
+        await self.router.prepare(request)
         return pb2.PrepareGroupResponse()
 
     @override
@@ -91,18 +99,9 @@ class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
     ) -> pb2.HeartbeatResponse:
         if not request.node_id or not request.endpoint:
             raise InvalidFieldError("node_id", "a node needs a name and an endpoint")
-        return self.broker.heartbeat(request)
-
-    def _require_owner(self, call: AuthenticatedCall, lease_ids: Sequence[str]) -> None:
-        """Refuse a call on leases of others; one that is unknown has no owner.
-
-        Raises:
-            ForbiddenError: one belongs to another owner.
-        """
-        for lease_id in lease_ids:
-            run_id = self.broker.ledger.run_of(lease_id)
-            if run_id is not None:
-                require_owner(call, lease_id, run_id)
+        answer = self.router.broker.heartbeat(request)
+        answer.shards.extend(self.router.peers.shards)
+        return answer
 
 
 @dataclass(slots=True)

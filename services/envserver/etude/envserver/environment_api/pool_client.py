@@ -9,6 +9,7 @@ import grpc
 
 from etude.common.errors import EtudeError, UnavailableError
 from etude.common.rpc import channels
+from etude.common.rpc.broker_channel import dial_brokers
 from etude.envserver.environment_api.settings import RUN_ID
 from etude.v1 import (
     environment_access_pb2_grpc,
@@ -34,9 +35,10 @@ class NoEnvironmentError(UnavailableError):
 
 @dataclass(slots=True)
 class PoolClient:
-    """One broker, and the hosts of its leases."""
+    """The brokers of a pool, and the hosts of their leases."""
 
-    target: str
+    brokers: str
+    """Where they are found: host:port, separated by commas."""
     run_id: str = RUN_ID
     _leases: dict[str, environments_pb2.Lease] = field(default_factory=dict)
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
@@ -122,7 +124,8 @@ class PoolClient:
             self._leases.pop(lease_id, None)
 
     def _broker(self) -> "environments_pb2_grpc.EnvBrokerServiceAsyncStub":
-        return environments_pb2_grpc.EnvBrokerServiceStub(self._channel(self.target))
+        channel = self._channels.setdefault(self.brokers, dial_brokers(self.brokers))
+        return environments_pb2_grpc.EnvBrokerServiceStub(channel)
 
     def _channel(self, target: str) -> grpc.aio.Channel:
         if target not in self._channels:

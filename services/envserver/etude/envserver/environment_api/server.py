@@ -20,7 +20,7 @@ async def serve(settings: EnvironmentApiSettings) -> None:
         UserError: keys of clients would cross the network unencrypted.
     """
     require_tls(settings.host, settings.port, settings.tls_folder, "the keys of clients")
-    pool = PoolClient(settings.broker_target)
+    pool = PoolClient(settings.brokers)
     sandboxes = ClientSandboxes(pool, settings.workspace, settings.max_sandboxes)
     known = api_keys.load_keys(settings.keys_file)
     mcp = McpServer(known, pool, sandboxes)

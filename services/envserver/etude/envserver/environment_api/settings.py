@@ -21,8 +21,8 @@ class EnvironmentApiSettings:
     host: str
     port: int
     probe_port: int
-    broker_target: str
-    """host:port of the broker that serves this process."""
+    brokers: str
+    """Where the pool's brokers are found."""
     keys_file: Path
     """One `name role digest` a line."""
     tls_folder: Path | None
@@ -46,7 +46,7 @@ class EnvironmentApiSettings:
             host=env.get("ETUDE_HOST", "127.0.0.1"),
             port=parse_port(env, "ETUDE_PORT", 7050),
             probe_port=parse_port(env, "ETUDE_PROBE_PORT", 8080),
-            broker_target=_broker(env["ETUDE_BROKER_TARGET"]),
+            brokers=_brokers(env["ETUDE_BROKER_TARGET"]),
             keys_file=Path(env["ETUDE_EDGE_KEYS"]),
             tls_folder=parse_path(env, "ETUDE_EDGE_TLS"),
             workspace=env.get("ETUDE_EDGE_WORKSPACE", EMPTY),
@@ -55,8 +55,9 @@ class EnvironmentApiSettings:
         )
 
 
-def _broker(text: str) -> str:
+def _brokers(text: str) -> str:
     try:
-        return broker_shards.broker_target(RUN_ID, text)
+        broker_shards.parse_targets(text)
     except ValueError as error:
         raise ValueError(f"ETUDE_BROKER_TARGET: {error}") from error
+    return text

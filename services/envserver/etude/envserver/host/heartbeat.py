@@ -1,31 +1,30 @@
-"""Heartbeats of a host to its brokers: leases and levels out, orders back, every second."""
+"""Heartbeats of a host to its broker: leases and levels out, orders back, every second."""
 
 import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 
 import grpc
 
-from etude.common import broker_shards
 from etude.envserver.host import warm_minimum
+from etude.envserver.host.broker_links import BrokerLinks
 from etude.envserver.host.host import Host
 from etude.envserver.host.leases.lease_changes import ConfirmedLeases, LeaseChanges
 from etude.envserver.host.leases.lease_fields import ISOLATION
 from etude.envserver.host.task_images import WantedImage
 from etude.envserver.host.warm_minimum import NO_MINIMUM, WarmMinimum
-from etude.v1 import environments_pb2, environments_pb2_grpc, plan_pb2
+from etude.v1 import environments_pb2, plan_pb2
 
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 MAX_NEWS = 4_096
 """Starts that wait for a broker that does not answer; the oldest are forgotten first."""
-MAX_BACKOFF_MS = 1_000
-"""A broker that comes back waits 2 s for its hosts before it grants anything."""
+UNHEARD_BEFORE_MOVE = 2
+"""Heartbeats in a row after which a broker is given up for the next one."""
 ERRAND_WAIT_S = 0.2
 """Most leases end sooner."""
 DEADLINE_S = 2.0
@@ -34,42 +33,40 @@ DEADLINE_S = 2.0
 
 @dataclass(slots=True)
 class HostHeartbeat:
-    """Sends each broker the state of its runs' leases, and carries out the answers."""
+    """Sends the state of a host's leases to its broker, and carries out the answers."""
 
     host: Host
-    brokers: "Sequence[environments_pb2_grpc.EnvBrokerServiceAsyncStub]"
-    """Brokers of the pool, in their order."""
+    brokers: BrokerLinks
     node_id: str
     draining: bool = False
     minimum: WarmMinimum = NO_MINIMUM
     """Warm-pool bounds of the pool."""
-    _warm: dict[int, Sequence[environments_pb2.WarmTarget]] = field(
-        default_factory=dict, init=False
-    )
-    """Newest warm-pool targets of each broker."""
-    _images: dict[int, Sequence[plan_pb2.PlannedImage]] = field(default_factory=dict, init=False)
-    """Images that plans at each broker expect here."""
-    _news: list[deque[environments_pb2.Beginning]] = field(init=False)
-    """Starts that each broker has not been told yet."""
-    _confirmed: list[ConfirmedLeases] = field(init=False)
-    """Leases that each broker knows."""
+    _warm: Sequence[environments_pb2.WarmTarget] = field(default=(), init=False)
+    """Newest warm-pool targets of the broker."""
+    _images: Sequence[plan_pb2.PlannedImage] = field(default=(), init=False)
+    """Images that plans at the broker expect here."""
+    _news: deque[environments_pb2.Beginning] = field(init=False)
+    """Starts that no broker has been told yet."""
+    _confirmed: ConfirmedLeases = field(default_factory=ConfirmedLeases, init=False)
+    """Leases that the present broker knows."""
     _generation: int = field(default_factory=time.time_ns, init=False)
     """Of the newest heartbeat: greater than those of this host's earlier processes."""
     _errands: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _expiring: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    _unheard: set[int] = field(default_factory=set, init=False)
-    """Brokers that did not answer the last heartbeat."""
+    _num_unheard: int = field(default=0, init=False)
+    """Heartbeats in a row that the present broker has not answered."""
+    _is_heard: bool = field(default=True, init=False)
+    """True if a broker has taken the last heartbeat in."""
 
     def __post_init__(self) -> None:
-        self._news = [deque(maxlen=MAX_NEWS) for _ in self.brokers]
-        self._confirmed = [ConfirmedLeases() for _ in self.brokers]
+        self._news = deque(maxlen=MAX_NEWS)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Send heartbeats until told to stop."""
         while not stop.is_set():
             await self.send()
             # While no renewal can arrive, a lease that looks expired may be in use.
-            if not self._unheard:
+            if self._is_heard:
                 await self._run_in_background(self._expire())
             try:
                 async with asyncio.timeout(INTERVAL_S):
@@ -78,67 +75,111 @@ class HostHeartbeat:
                 continue
 
     async def send(self) -> None:
-        """Send one heartbeat to all brokers; a silent one changes nothing on this host."""
-        held, count = self.host.held_leases(), len(self.brokers)
-        shares: list[list[environments_pb2.HeldLease]] = [[] for _ in self.brokers]
-        for each in held:
-            shares[broker_shards.shard_of(each.run_id, count)].append(each)
-        for news in self.host.start_tracker.take_beginnings():
-            self._news[broker_shards.shard_of(news.run_id, count)].append(news.beginning)
-        beats = (
-            self._send_to_broker(index, share, len(held)) for index, share in enumerate(shares)
-        )
-        await asyncio.gather(*beats)
+        """Send one heartbeat to the broker that this host belongs to, or to the next one."""
+        held = self.host.held_leases()
+        self._news.extend(each.beginning for each in self.host.start_tracker.take_beginnings())
+        was_heard, self._is_heard = self._is_heard, False
+        for target in await self.brokers.candidates(now_s=time.monotonic()):
+            if await self._send_to(target, held):
+                self._is_heard = True
+                break
+            if target == self.brokers.present and self._num_unheard < UNHEARD_BEFORE_MOVE:
+                break  # it may only be starting again
+        if was_heard and not self._is_heard:
+            log.warning("no broker answers at %s", self.brokers.addresses.text)
+        if not self._is_heard:
+            self._warm = self._images = ()
         ready, awaited = self.host.driver.readiness(), self.host.start_tracker.num_awaited()
-        wanted = warm_minimum.combined_targets(self._warm.values(), ready, awaited, self.minimum)
+        wanted = warm_minimum.combined_targets([self._warm], ready, awaited, self.minimum)
         self.host.driver.keep_warm(wanted, max_shells=self.minimum.max_shells)
         if self.host.images is not None:
-            rounds = zip_longest(*self._images.values())
-            expected = (each for images in rounds for each in images if each is not None)
-            self.host.images.want(WantedImage(each.template, each.image) for each in expected)
+            self.host.images.want(WantedImage(each.template, each.image) for each in self._images)
 
-    async def _send_to_broker(
-        self, index: int, held: Sequence[environments_pb2.HeldLease], num_held: int
-    ) -> None:
-        """Send one broker its share: slots with leases of other brokers' runs do not count."""
-        confirmed = self._confirmed[index]
-        answer = await self._ask_broker(index, confirmed.changes(held), held, num_held)
+    async def _send_to(self, target: str, held: Sequence[environments_pb2.HeldLease]) -> bool:
+        """Send one broker a heartbeat; True if it has taken it in.
+
+        Another broker than the present one gets every lease, and the host belongs to it then.
+        """
+        is_present = target == self.brokers.present
+        confirmed = self._confirmed if is_present else ConfirmedLeases()
+        answer = await self._ask_broker(target, confirmed, held)
         if answer is not None and not answer.generation and confirmed.generation:
             # A broker that started meanwhile, or had lost this host.
             confirmed.forget()
-            answer = await self._ask_broker(index, confirmed.changes(held), held, num_held)
+            answer = await self._ask_broker(target, confirmed, held)
         if answer is None:
-            self._unheard.add(index)
-            self._warm.pop(index, None)
-            self._images.pop(index, None)
-            return
-        self._unheard.discard(index)
-        self._warm[index] = list(answer.warm)
-        self._images[index] = list(answer.images)
+            self._num_unheard += is_present
+            if not is_present or self._num_unheard >= UNHEARD_BEFORE_MOVE:
+                self.brokers.record_silence(target, now_s=time.monotonic())
+            return False
+        self.brokers.record_answer(answer.shards)
+        if not is_present:
+            await self._move(target, confirmed)
+        self._num_unheard = 0
+        self._warm, self._images = list(answer.warm), list(answer.images)
         self.host.renew(answer.renewed)
         await self._run_in_background(self.host.close(list(answer.close_lease_ids)))
+        return True
+
+    async def _move(self, target: str, confirmed: ConfirmedLeases) -> None:
+        """Belong to another broker, which knows every lease, and let the last one forget."""
+        last, self.brokers.present = self.brokers.present, target
+        self._confirmed = confirmed
+        if not last:
+            return
+        log.info("this host moved from the broker at %s to that at %s", last, target)
+        if self._num_unheard or not self.brokers.present_name:
+            return
+        request = environments_pb2.HeartbeatRequest(
+            node_id=self.node_id,
+            endpoint=self.host.endpoint,
+            generation=self._generation,
+            moved_to=self.brokers.present_name,
+        )
+        try:
+            await self.brokers.stub(last).Heartbeat(request, timeout=DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            # It misses three heartbeats, and forgets this host then.
+            log.info("broker at %s does not answer: %s", last, error.details())
 
     async def _ask_broker(
         self,
-        index: int,
-        changes: LeaseChanges,
+        target: str,
+        confirmed: ConfirmedLeases,
         held: Sequence[environments_pb2.HeldLease],
-        num_held: int,
     ) -> environments_pb2.HeartbeatResponse | None:
         """The answer of a broker to one heartbeat; None if there is none."""
-        readiness, news = self.host.driver.readiness(), list(self._news[index])
+        changes, news = confirmed.changes(held), list(self._news)
         self._generation += 1
-        request = environments_pb2.HeartbeatRequest(
+        request = self._request(changes, news)
+        try:
+            answer = await self.brokers.stub(target).Heartbeat(request, timeout=DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            log.info("broker at %s does not answer: %s", target, error.details())
+            return None
+        if answer.generation == request.generation:
+            sent = [each.SerializeToString() for each in request.held]
+            confirmed.confirm(changes, sent, request.generation)
+        if answer.generation or not changes.base_generation:  # it was taken in
+            for _ in news:
+                self._news.popleft()
+        return answer
+
+    def _request(
+        self, changes: LeaseChanges, news: Sequence[environments_pb2.Beginning]
+    ) -> environments_pb2.HeartbeatRequest:
+        readiness = self.host.driver.readiness()
+        return environments_pb2.HeartbeatRequest(
             node_id=self.node_id,
             endpoint=self.host.endpoint,
             driver=self.host.driver.name,
             isolation=ISOLATION[self.host.driver.strength],
-            slots=max(0, self.host.slots - (num_held - len(held))),
+            slots=self.host.slots,
             held=changes.held,
             ended_lease_ids=changes.ended_lease_ids,
             generation=self._generation,
             base_generation=changes.base_generation,
-            snapshots=self._snapshots(index),
+            snapshots=self.host.states.snapshots.held_snapshots(),
             draining=self.draining,
             levels=warm_minimum.template_levels(readiness, self.host.start_tracker.num_awaited()),
             free_memory_bytes=readiness.free_memory_bytes,
@@ -147,19 +188,6 @@ class HostHeartbeat:
             images=[] if self.host.images is None else self.host.images.digests,
             pulled_images=[] if self.host.images is None else self.host.images.pulled_digests,
         )
-        try:
-            answer = await self.brokers[index].Heartbeat(request, timeout=DEADLINE_S)
-        except grpc.aio.AioRpcError as error:
-            if index not in self._unheard:
-                log.warning("broker %d does not answer: %s", index, error.details())
-            return None
-        if answer.generation == request.generation:
-            sent = [each.SerializeToString() for each in request.held]
-            self._confirmed[index].confirm(changes, sent, request.generation)
-        if answer.generation or not changes.base_generation:  # it was taken in
-            for _ in news:
-                self._news[index].popleft()
-        return answer
 
     async def _expire(self) -> None:
         async with self._expiring:
@@ -172,11 +200,3 @@ class HostHeartbeat:
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
         await asyncio.wait([task], timeout=ERRAND_WAIT_S)
-
-    def _snapshots(self, index: int) -> Iterable[environments_pb2.HeldSnapshot]:
-        shard = broker_shards.BrokerShard(index, len(self.brokers))
-        return [
-            each
-            for each in self.host.states.snapshots.held_snapshots()
-            if shard.serves(each.run_id)
-        ]

@@ -12,14 +12,14 @@ from etude.common.api.storage import StoreAccess
 from etude.common.probes import Probes
 from etude.common.process import shutdown_signals
 from etude.common.role_inputs import ResolvedPool
-from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
 from etude.envserver.drivers.base import Driver, DriverUnavailableError, IsolationStrength
 from etude.envserver.drivers.selection import DriverFolders, select_driver
 from etude.envserver.drivers.vm.start import start_scheduler
 from etude.envserver.host.access_service import AccessService
+from etude.envserver.host.broker_links import BrokerLinks
 from etude.envserver.host.grading import Grader
-from etude.envserver.host.heartbeat import MAX_BACKOFF_MS, HostHeartbeat
+from etude.envserver.host.heartbeat import HostHeartbeat
 from etude.envserver.host.host import Host
 from etude.envserver.host.service import HostService
 from etude.envserver.host.snapshots.snapshot_store import SnapshotStore
@@ -196,11 +196,8 @@ async def _serve(
             await stack.enter_async_context(
                 shelf.sweep_periodically(host.states.snapshots.quota.ttl_s)
             )
-        brokers = []
-        for target in settings.broker_targets:
-            channel = channels.dial(target, max_backoff_ms=MAX_BACKOFF_MS)
-            await stack.enter_async_context(channel)
-            brokers.append(environments_pb2_grpc.EnvBrokerServiceStub(channel))
+        brokers = BrokerLinks(settings.brokers, settings.server.pod)
+        stack.push_async_callback(brokers.close)
         heartbeat = HostHeartbeat(host, brokers, settings.server.pod, minimum=kept)
         with shutdown_signals(stop):
             await probes.start()

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from etude.common.broker_shards import broker_target
 from etude.common.rpc import channels
+from etude.common.rpc.broker_channel import dial_brokers
 from etude.trainer.rollouts.leases import Leases
 from etude.trainer.rollouts.protocol import WorkerConfig
 from etude.v1 import (
@@ -45,7 +45,7 @@ class ClientPool:
         """
         if environment not in self._leases:
             brokers = self.config.brokers[environment]
-            channel = self._channel(broker_target(self.config.run, brokers))
+            channel = self._channels.setdefault(brokers, dial_brokers(brokers))
             broker = environments_pb2_grpc.EnvBrokerServiceStub(channel)
             found = self._leases[environment] = Leases(broker, self.config.outage_s)
             renewal = asyncio.create_task(found.keep_alive(), name=f"leases-{environment}")

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 RENEW_EVERY_S = 15.0
 """Three attempts fit into the shortest lease time that a pool may have."""
 
+RENEW_TRIES = 3
+"""The broker of a lease may have died: another takes over within seconds."""
 RETRY_S = 1.0
 
 
@@ -76,6 +78,7 @@ class Leases:
                 return
             await asyncio.sleep(RETRY_S)
             waited_s += RETRY_S
+            request.is_repeated = True
         raise UnavailableError(f"broker: no answer within {self.outage_s:.0f} s")
 
     def _answers(
@@ -143,13 +146,18 @@ class Leases:
     async def _renew(self, lease_ids: Sequence[str]) -> None:
         # The pool's spec sets the lease time, as at the launch.
         request = environments_pb2.RenewLeasesRequest(lease_ids=lease_ids)
-        try:
-            answer = await self.broker.RenewLeases(request, timeout=channels.CONTROL_DEADLINE_S)
-        except grpc.aio.AioRpcError as error:
-            log.warning("leases not renewed: %s", error.details())
-            return
-        for lease_id in answer.missing_lease_ids:
-            self._forget(lease_id)
+        for left in reversed(range(RENEW_TRIES)):
+            try:
+                answer = await self.broker.RenewLeases(request, timeout=channels.CONTROL_DEADLINE_S)
+            except grpc.aio.AioRpcError as error:
+                if not left or error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    log.warning("leases not renewed: %s", error.details())
+                    return
+                await asyncio.sleep(RETRY_S)
+            else:
+                for lease_id in answer.missing_lease_ids:
+                    self._forget(lease_id)
+                return
 
     def _forget(self, lease_id: str) -> None:
         self._held.discard(lease_id)

@@ -313,7 +313,7 @@ class EnvPoolSpec(Model):
     prepare nothing and refuse it."""
     brokers: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
     """Processes that grant leases: one grants some 3,500 environments a second, and several share
-    the runs by the hash of their ids. Fixed while the pool has hosts."""
+    the hosts. All take every call of every run, and their number may change at any time."""
     placement: Placement = Field(default_factory=Placement)
     """Nodes that its hosts run on."""
     edge: EnvironmentApi | None = None

@@ -178,13 +178,6 @@ ENV_POOL = CrdKind(
     rules=(
         NAME_RULE,
         unchanged("backend"),
-        RootRule(
-            cel="(has(oldSelf.spec.replicas) && oldSelf.spec.replicas == 0)"
-            " || self.spec.brokers == oldSelf.spec.brokers",
-            message="spec.brokers is immutable while the pool has hosts, which know its brokers:"
-            " set spec.replicas=0 first, with autoscaling.mode Manual",
-            field_path=".spec.brokers",
-        ),
     ),
     scales=True,
     columns=(

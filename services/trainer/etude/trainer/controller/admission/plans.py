@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from etude.common.broker_shards import broker_target
-from etude.common.rpc import channels
+from etude.common.rpc.broker_channel import dial_brokers
 from etude.trainer.controller.admission.forecast import WaveForecast
 from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.trainer.controller.admission.task_images import TaskImageReader
@@ -110,10 +109,10 @@ class PlanReporter:
                 self._report(target, environments, self._part(plan, environments))
 
     def _by_broker(self) -> dict[str, list[str]]:
-        """Environments by their broker's address; a broker has one plan per run."""
+        """Environments by their pool's brokers, which have one plan per run."""
         found: dict[str, list[str]] = defaultdict(list)
         for environment, brokers in self.brokers.items():
-            found[broker_target(self.run_id, brokers)].append(environment)
+            found[brokers].append(environment)
         return found
 
     async def close(self) -> None:
@@ -153,7 +152,7 @@ class PlanReporter:
         self, target: str, environments: Sequence[str], plan: plan_pb2.RolloutPlan
     ) -> None:
         if target not in self._channels:
-            self._channels[target] = channels.dial(target)
+            self._channels[target] = dial_brokers(target)
         broker = environments_pb2_grpc.EnvBrokerServiceStub(self._channels[target])
         request = environments_pb2.ReportPlanRequest(run_id=self.run_id, plan=plan)
         try:
