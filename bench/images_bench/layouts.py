@@ -15,12 +15,13 @@ SOURCES = 20
 
 def write_images(layout: Path, count: int) -> list[str]:
     """Write images into one layout; returns their references."""
-    base = _base()
-    return [
-        f"{layout.as_uri()}@"
-        + oci_layouts.write_layout(layout, base, _repository(number), config={"WorkingDir": "/app"})
-        for number in range(count)
-    ]
+    base = oci_layouts.add_layer(layout, _base())
+    found = []
+    for number in range(count):
+        repository = oci_layouts.add_layer(layout, _repository(number))
+        digest = oci_layouts.write_image(layout, [base, repository], {"WorkingDir": "/app"})
+        found.append(f"{layout.as_uri()}@{digest}")
+    return found
 
 
 def _base() -> list[Member]:

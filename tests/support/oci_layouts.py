@@ -5,8 +5,9 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import zstandard
 
@@ -51,6 +52,26 @@ def add_blob(layout: Path, data: bytes) -> str:
     return f"sha256:{name}"
 
 
+class Layer(NamedTuple):
+    """A layer in a layout."""
+
+    described: Mapping[str, object]
+    """As manifests name it."""
+    diff_id: str
+
+
+def add_layer(layout: Path, members: Iterable[Member], *, is_zstd: bool = False) -> Layer:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for member, content in members:
+            archive.addfile(member, io.BytesIO(content))
+    raw = packed.getvalue()
+    data = zstandard.compress(raw) if is_zstd else gzip.compress(raw, 1, mtime=0)
+    kind = f"application/vnd.oci.image.layer.v1.tar+{'zstd' if is_zstd else 'gzip'}"
+    described = {"mediaType": kind, "digest": add_blob(layout, data), "size": len(data)}
+    return Layer(described, f"sha256:{hashlib.sha256(raw).hexdigest()}")
+
+
 def write_layout(
     layout: Path,
     *layers: Iterable[Member],
@@ -58,27 +79,22 @@ def write_layout(
     is_zstd: bool = False,
 ) -> str:
     """Write an image with these layers; returns the digest of its manifest."""
-    described, sums = [], []
-    for layer in layers:
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            for member, content in layer:
-                archive.addfile(member, io.BytesIO(content))
-        raw = packed.getvalue()
-        data = zstandard.compress(raw) if is_zstd else gzip.compress(raw, 1, mtime=0)
-        kind = f"application/vnd.oci.image.layer.v1.tar+{'zstd' if is_zstd else 'gzip'}"
-        sums.append(f"sha256:{hashlib.sha256(raw).hexdigest()}")
-        described.append({"mediaType": kind, "digest": add_blob(layout, data), "size": len(data)})
+    added = [add_layer(layout, members, is_zstd=is_zstd) for members in layers]
+    return write_image(layout, added, config or {})
+
+
+def write_image(layout: Path, layers: Sequence[Layer], config: Mapping[str, object]) -> str:
+    """Write an image of layers that are here; returns the digest of its manifest."""
     settings = {
         "architecture": "amd64",
         "os": "linux",
-        "config": config or {},
-        "rootfs": {"type": "layers", "diff_ids": sums},
+        "config": config,
+        "rootfs": {"type": "layers", "diff_ids": [each.diff_id for each in layers]},
     }
     text = json.dumps(settings).encode()
     kind = "application/vnd.oci.image.config.v1+json"
     listed = {"mediaType": kind, "digest": add_blob(layout, text), "size": len(text)}
-    return write_manifest(layout, listed, described)
+    return write_manifest(layout, listed, [each.described for each in layers])
 
 
 def write_manifest(

@@ -74,6 +74,7 @@ def test_a_step_that_fails_is_shown_and_nothing_is_published(build: Build, tmp_p
     with pytest.raises(UserError, match="it broke"):
         build()
     assert not (tmp_path / "layouts").exists()
+    assert str(tmp_path) not in Path("/proc/mounts").read_text(), "buildah left a mount"
 
 
 @pytest.mark.usefixtures("build")

@@ -7,6 +7,7 @@ that you trust.
 
 import fcntl
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from etude.common.blobs import Store, open_store
 from etude.common.errors import Problem, UserError
 from etude.common.pinned_images import PinnedImage, parse_pinned
 from etude.common.store_urls import folder_of
-from etude.envserver.images.host_programs import run_program
+from etude.envserver.images.host_programs import find_program, run_program
 from etude.envserver.images.pull.image_layout import TAG, image_config, image_parts
 from etude.envserver.images.pull.registry_access import RegistryAccess
 
@@ -57,13 +58,35 @@ def build_dockerfile(
     if not (context / "Dockerfile").is_file():
         fix = "name a folder with a Dockerfile"
         raise UserError(Problem("NotFound", "has no Dockerfile", str(context), fix))
+    if os.geteuid() != 0:
+        fix = "run this as root, or take a published image with --pin"
+        raise UserError(Problem("PermissionDenied", "is built by root alone", str(context), fix))
     with tempfile.TemporaryDirectory(prefix="etude-build-") as folder, _locked(storage):
         scratch = Path(folder)
         env = {**registries.program_environment(scratch), "BUILDAH_ISOLATION": "chroot"}
-        program = ["buildah", "--root", str(storage / "root"), "--runroot", str(storage / "run")]
+        # buildah leaves a mount of its storage behind, which ends with this namespace.
+        program = [
+            "unshare",
+            "--mount",
+            find_program("buildah"),
+            "--root",
+            str(storage / "root"),
+            "--runroot",
+            str(storage / "run"),
+        ]
         auth = registries.skopeo_options("--authfile")
         say(f"build {context} …")
-        build = [*program, "build", "--layers", "--timestamp", "0", *auth, "--tag", _NAME]
+        build = [
+            *program,
+            "build",
+            "--layers",
+            "--force-rm",
+            "--timestamp",
+            "0",
+            *auth,
+            "--tag",
+            _NAME,
+        ]
         words = [*build, "--file", str(context / "Dockerfile"), str(context.resolve())]
         run_program(words, what=f"build {context}", cwd=scratch, timeout_s=_LIMIT_S, env=env)
         words = [*program, "push", "--quiet", _NAME, f"oci:{scratch / 'layout'}:{TAG}"]

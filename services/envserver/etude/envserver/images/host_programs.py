@@ -21,6 +21,7 @@ _PACKAGES = {
     "prlimit": "util-linux",
     "skopeo": "skopeo",
     "umoci": "umoci",
+    "unshare": "util-linux",
     "unsquashfs": "squashfs-tools",
 }
 """Debian package of each program."""
