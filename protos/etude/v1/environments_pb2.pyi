@@ -471,10 +471,12 @@ class DiffRequest(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., control_token: _Optional[str] = ...) -> None: ...
 
 class DiffResponse(_message.Message):
-    __slots__ = ("chunk",)
+    __slots__ = ("chunk", "too_large")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    TOO_LARGE_FIELD_NUMBER: _ClassVar[int]
     chunk: bytes
-    def __init__(self, chunk: _Optional[bytes] = ...) -> None: ...
+    too_large: str
+    def __init__(self, chunk: _Optional[bytes] = ..., too_large: _Optional[str] = ...) -> None: ...
 
 class WorkspaceFile(_message.Message):
     __slots__ = ("path", "content", "executable")

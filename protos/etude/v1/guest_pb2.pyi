@@ -357,8 +357,44 @@ class GuestAccept(_message.Message):
     port: int
     def __init__(self, port: _Optional[int] = ...) -> None: ...
 
+class GuestApply(_message.Message):
+    __slots__ = ("deleted", "has_archive")
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    HAS_ARCHIVE_FIELD_NUMBER: _ClassVar[int]
+    deleted: _containers.RepeatedScalarFieldContainer[str]
+    has_archive: bool
+    def __init__(self, deleted: _Optional[_Iterable[str]] = ..., has_archive: _Optional[bool] = ...) -> None: ...
+
+class GuestChange(_message.Message):
+    __slots__ = ("max_files", "max_bytes")
+    MAX_FILES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    max_files: int
+    max_bytes: int
+    def __init__(self, max_files: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class GuestBaseFile(_message.Message):
+    __slots__ = ("path", "size", "mtime_ns", "executable", "sha256")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    MTIME_NS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTABLE_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    size: int
+    mtime_ns: int
+    executable: bool
+    sha256: bytes
+    def __init__(self, path: _Optional[str] = ..., size: _Optional[int] = ..., mtime_ns: _Optional[int] = ..., executable: _Optional[bool] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+
+class GuestBase(_message.Message):
+    __slots__ = ("files",)
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedCompositeFieldContainer[GuestBaseFile]
+    def __init__(self, files: _Optional[_Iterable[_Union[GuestBaseFile, _Mapping]]] = ...) -> None: ...
+
 class GuestCall(_message.Message):
-    __slots__ = ("id", "token", "deadline_ms", "uid", "cwd", "read", "write", "list", "glob", "stat", "delete", "grep", "hashes", "exec", "job", "session", "mark", "diff", "freeze_fs", "thaw_fs", "walk", "accept")
+    __slots__ = ("id", "token", "deadline_ms", "uid", "cwd", "read", "write", "list", "glob", "stat", "delete", "grep", "hashes", "exec", "job", "session", "mark", "diff", "freeze_fs", "thaw_fs", "walk", "accept", "apply", "change")
     ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -381,6 +417,8 @@ class GuestCall(_message.Message):
     THAW_FS_FIELD_NUMBER: _ClassVar[int]
     WALK_FIELD_NUMBER: _ClassVar[int]
     ACCEPT_FIELD_NUMBER: _ClassVar[int]
+    APPLY_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
     id: bytes
     token: bytes
     deadline_ms: int
@@ -403,7 +441,9 @@ class GuestCall(_message.Message):
     thaw_fs: GuestThaw
     walk: GuestWalk
     accept: GuestAccept
-    def __init__(self, id: _Optional[bytes] = ..., token: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., uid: _Optional[int] = ..., cwd: _Optional[str] = ..., read: _Optional[_Union[GuestRead, _Mapping]] = ..., write: _Optional[_Union[GuestWrite, _Mapping]] = ..., list: _Optional[_Union[GuestList, _Mapping]] = ..., glob: _Optional[_Union[GuestGlob, _Mapping]] = ..., stat: _Optional[_Union[GuestStat, _Mapping]] = ..., delete: _Optional[_Union[GuestDelete, _Mapping]] = ..., grep: _Optional[_Union[GuestGrep, _Mapping]] = ..., hashes: _Optional[_Union[GuestHashes, _Mapping]] = ..., exec: _Optional[_Union[GuestExec, _Mapping]] = ..., job: _Optional[_Union[GuestJob, _Mapping]] = ..., session: _Optional[_Union[GuestSession, _Mapping]] = ..., mark: _Optional[_Union[GuestMark, _Mapping]] = ..., diff: _Optional[_Union[GuestDiff, _Mapping]] = ..., freeze_fs: _Optional[_Union[GuestFreeze, _Mapping]] = ..., thaw_fs: _Optional[_Union[GuestThaw, _Mapping]] = ..., walk: _Optional[_Union[GuestWalk, _Mapping]] = ..., accept: _Optional[_Union[GuestAccept, _Mapping]] = ...) -> None: ...
+    apply: GuestApply
+    change: GuestChange
+    def __init__(self, id: _Optional[bytes] = ..., token: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., uid: _Optional[int] = ..., cwd: _Optional[str] = ..., read: _Optional[_Union[GuestRead, _Mapping]] = ..., write: _Optional[_Union[GuestWrite, _Mapping]] = ..., list: _Optional[_Union[GuestList, _Mapping]] = ..., glob: _Optional[_Union[GuestGlob, _Mapping]] = ..., stat: _Optional[_Union[GuestStat, _Mapping]] = ..., delete: _Optional[_Union[GuestDelete, _Mapping]] = ..., grep: _Optional[_Union[GuestGrep, _Mapping]] = ..., hashes: _Optional[_Union[GuestHashes, _Mapping]] = ..., exec: _Optional[_Union[GuestExec, _Mapping]] = ..., job: _Optional[_Union[GuestJob, _Mapping]] = ..., session: _Optional[_Union[GuestSession, _Mapping]] = ..., mark: _Optional[_Union[GuestMark, _Mapping]] = ..., diff: _Optional[_Union[GuestDiff, _Mapping]] = ..., freeze_fs: _Optional[_Union[GuestFreeze, _Mapping]] = ..., thaw_fs: _Optional[_Union[GuestThaw, _Mapping]] = ..., walk: _Optional[_Union[GuestWalk, _Mapping]] = ..., accept: _Optional[_Union[GuestAccept, _Mapping]] = ..., apply: _Optional[_Union[GuestApply, _Mapping]] = ..., change: _Optional[_Union[GuestChange, _Mapping]] = ...) -> None: ...
 
 class GuestInfo(_message.Message):
     __slots__ = ("size", "sha256", "mode", "mtime_ns", "kind")

@@ -17,6 +17,7 @@ class Ending(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENDING_TIME_LIMIT: _ClassVar[Ending]
     ENDING_POLICY_FAULT: _ClassVar[Ending]
     ENDING_PLATFORM_FAULT: _ClassVar[Ending]
+    ENDING_CHANGE_TOO_LARGE: _ClassVar[Ending]
 ENDING_UNSPECIFIED: Ending
 ENDING_STOPPED: Ending
 ENDING_LENGTH_LIMIT: Ending
@@ -24,6 +25,7 @@ ENDING_TURN_LIMIT: Ending
 ENDING_TIME_LIMIT: Ending
 ENDING_POLICY_FAULT: Ending
 ENDING_PLATFORM_FAULT: Ending
+ENDING_CHANGE_TOO_LARGE: Ending
 
 class Link(_message.Message):
     __slots__ = ("token_ids", "loss_mask", "sampler_logprobs", "spans")
