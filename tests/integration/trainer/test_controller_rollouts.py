@@ -156,14 +156,18 @@ async def test_the_journal_gets_no_diff(
     assert not any(record.rollout.diff for record in records)
 
 
-async def test_changes_too_large_to_be_scored_count_as_none(
-    worker: RolloutWorker, partners: Any, task_uri: str
+@pytest.mark.parametrize("too_large", ["", "the change has more than 10 files"])
+async def test_changes_too_large_to_be_scored_end_a_rollout_as_its_own_fault(
+    worker: RolloutWorker, partners: Any, task_uri: str, too_large: str
 ) -> None:
-    partners.node.diff = [bytes(1 << 20)] * 5
+    partners.node.diff, partners.node.too_large = [bytes(1 << 20)] * 5, too_large
     records = await run(worker, order(task_uri, partners.target, count=1))
     assert records[0].reward.WhichOneof("result") == "reward"
     [request] = partners.rewards.requests
-    assert request.rollouts[0].diff == b""
+    [rollout] = request.rollouts
+    assert rollout.ending == rollout_pb2.ENDING_CHANGE_TOO_LARGE
+    assert (rollout.diff, rollout.fault[: len(too_large)]) == (b"", too_large)
+    assert "more than" in rollout.fault
 
 
 async def test_the_largest_changes_that_can_be_scored_are(

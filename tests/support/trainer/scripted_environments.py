@@ -141,6 +141,7 @@ class Node(environments_pb2_grpc.EnvNodeServiceServicer):
     refusals: int = 0
     """Turns that are answered with UNAVAILABLE before any works."""
     diff: Sequence[bytes] = (b"the ", b"diff")
+    too_large: str = ""
     """In chunks."""
     ran: list[tuple[str, str]] = field(default_factory=list)
     """Lease and id of each call that was answered."""
@@ -175,6 +176,9 @@ class Node(environments_pb2_grpc.EnvNodeServiceServicer):
             environments_pb2.DiffRequest, environments_pb2.DiffResponse
         ],
     ) -> AsyncIterator[environments_pb2.DiffResponse]:
+        if self.too_large:
+            yield environments_pb2.DiffResponse(too_large=self.too_large)
+            return
         for part in self.diff:
             yield environments_pb2.DiffResponse(chunk=part)
 

@@ -177,6 +177,14 @@ async def test_an_unfinished_rollout_gets_zero_unseen_when_only_finished_ones_co
     assert len(sandboxes.graded) == 1
 
 
+async def test_a_change_that_is_too_large_failed_and_is_not_graded(job: GradingJob) -> None:
+    sandboxes = MemorySandboxes(_by_content)
+    ending = rollout_pb2.ENDING_CHANGE_TOO_LARGE
+    large = rollout_pb2.Rollout(ending=ending, fault="more than 64 MiB")
+    assert await _verifier(sandboxes).grade(job, "t", [large]) == [0.0]
+    assert not sandboxes.graded
+
+
 async def test_a_diff_that_cannot_be_read_is_masked(job: GradingJob) -> None:
     broken = rollout_pb2.Rollout(diff=b"\xff\xff", ending=rollout_pb2.ENDING_STOPPED)
     outcomes = await _verifier(MemorySandboxes(_by_content)).grade(job, "t", [broken])

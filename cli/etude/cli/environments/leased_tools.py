@@ -98,6 +98,9 @@ class LeasedEnvironment(RolloutEnvironment):
         where = f"environment {self.environment.name}"
         with problems_of_calls(where):
             async for answer in self.node.Diff(request, timeout=_FILES_S):
+                if answer.too_large:
+                    fix = "ignore build output in .gitignore, or raise the pool's slot.changeMib"
+                    raise UserError(Problem("ChangeTooLarge", answer.too_large, where, fix))
                 data += answer.chunk
                 if len(data) > MAX_DIFF_BYTES:
                     break

@@ -30,6 +30,8 @@ def deferred_reward(siblings_mean: float, *, cost: float, ambiguity: float) -> f
 
 def changes_files(rollout: rollout_pb2.Rollout) -> bool:
     """True if the rollout edited a file, or left the workspace with more than caches of tools."""
+    if rollout.ending == rollout_pb2.ENDING_CHANGE_TOO_LARGE:
+        return True
     if any(map(transcript.edits, rollout.calls)):
         return True
     try:

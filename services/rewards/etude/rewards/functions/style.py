@@ -15,7 +15,7 @@ from etude.common.api.run.rewards import StyleParameters
 from etude.common.errors import UnavailableError
 from etude.rewards.faults import Fault, FaultReason
 from etude.rewards.functions.base import FinishedRollout, MeasuredPenalty
-from etude.v1 import environments_pb2
+from etude.v1 import environments_pb2, rollout_pb2
 
 MAX_CHECKED_FILES = 50
 """Python files that ruff reads of one change: one thread of it serves all rollouts."""
@@ -113,6 +113,8 @@ def count_changed_lines(before: bytes, after: bytes) -> int:
 
 async def measure(rollout: FinishedRollout, parameters: StyleParameters) -> float | Fault:
     """Penalty of a rollout's change, or the fault that masks it."""
+    if rollout.record.ending == rollout_pb2.ENDING_CHANGE_TOO_LARGE:
+        return 1.0  # nothing of it can be read
     try:
         diff = environments_pb2.WorkspaceDiff.FromString(rollout.record.diff)
         figures = await measure_style(diff, rollout.originals, has_image=rollout.has_image)

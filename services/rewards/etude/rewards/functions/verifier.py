@@ -129,6 +129,8 @@ class Verifier:
         """The outcome of a rollout that needs no test, else its submission."""
         if rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT:
             return Fault(FaultReason.ROLLOUT_FAULT, rollout.fault)
+        if rollout.ending == rollout_pb2.ENDING_CHANGE_TOO_LARGE:
+            return 0.0
         if self.parameters.only_when_finished and not unfinished.is_finished(rollout):
             return 0.0
         try:

@@ -30,6 +30,7 @@ _STOPS: Mapping[int, str] = {
     rollout_pb2.ENDING_TIME_LIMIT: "agent_timeout",
     rollout_pb2.ENDING_POLICY_FAULT: "error",
     rollout_pb2.ENDING_PLATFORM_FAULT: "error",
+    rollout_pb2.ENDING_CHANGE_TOO_LARGE: "change_too_large",
 }
 _FAULTS = frozenset(
     {

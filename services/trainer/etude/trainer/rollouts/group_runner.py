@@ -32,7 +32,7 @@ from etude.trainer.rollouts.group_start import GroupSnapshot, GroupStart
 from etude.trainer.rollouts.leases import LaunchResult, RolloutSlots
 from etude.trainer.rollouts.outage import OutageBudget
 from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
-from etude.trainer.rollouts.sandbox_client import EnvironmentLostError
+from etude.trainer.rollouts.sandbox_client import ChangeTooLargeError, EnvironmentLostError
 from etude.trainer.rollouts.snapshot_client import fork_request
 from etude.trainer.rollouts.task_setup import SetupFailedError
 from etude.trainer.routing.router import Router
@@ -281,7 +281,11 @@ class GroupRunner:
                 f"stopped after waiting {outage.lost_s:.0f} s for engines or sandbox hosts"
             )
         rollout = messages.to_rollout_message(trajectory)
-        rollout.diff = await environment.diff()
+        try:
+            rollout.diff = await environment.diff()
+        except ChangeTooLargeError as error:
+            rollout.ending, rollout.fault = rollout_pb2.ENDING_CHANGE_TOO_LARGE, str(error)
+            return rollout
         if self.saves_end_state:
             rollout.snapshot_id = await self._snapshot_end(environment)
         return rollout

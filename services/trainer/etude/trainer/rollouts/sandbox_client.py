@@ -12,7 +12,7 @@ from etude.agent import messages
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.turns import RolloutEnvironment, ToolCall
 from etude.common import telemetry
-from etude.common.errors import EtudeError
+from etude.common.errors import EtudeError, WrongStateError
 from etude.common.rpc import channels
 from etude.trainer.rollouts.outage import UNREACHABLE, OutageBudget
 from etude.v1 import environments_pb2, environments_pb2_grpc
@@ -29,6 +29,12 @@ class EnvironmentLostError(EtudeError):
 
     code = grpc.StatusCode.UNAVAILABLE
     reason = "EnvironmentLost"
+
+
+class ChangeTooLargeError(WrongStateError):
+    """The policy changed more than it may hand in: its own fault, never the platform's."""
+
+    reason = "ChangeTooLarge"
 
 
 class LeaseHolder(Protocol):
@@ -75,9 +81,10 @@ class SandboxClient(RolloutEnvironment):
         return await self._call_until_answered(ask)
 
     async def diff(self) -> bytes:
-        """Diff of the workspace, after the end of the rollout; empty if it is too large.
+        """Diff of the workspace, after the end of the rollout.
 
-        A policy must not hide its failure by writing more than can be scored.
+        Raises:
+            ChangeTooLargeError: it is larger than the pool allows, or than can be scored.
         """
         request = environments_pb2.DiffRequest(
             lease_id=self.lease.lease_id, control_token=self.lease.control_token
@@ -89,10 +96,13 @@ class SandboxClient(RolloutEnvironment):
             )
             data = bytearray()
             async for answer in answers:
+                if answer.too_large:
+                    raise ChangeTooLargeError(answer.too_large)
                 data += answer.chunk
                 if len(data) > MAX_DIFF_BYTES:
                     answers.cancel()
-                    return b""
+                    limit = f"more than {MAX_DIFF_BYTES} bytes, which can be scored"
+                    raise ChangeTooLargeError(f"the change has {limit}")
             return bytes(data)
 
         return await self._call_until_answered(ask)

@@ -26,8 +26,9 @@ from etude.trainer.rollouts.protocol import (
     StartCounts,
     WorkerLostError,
 )
+from etude.trainer.rollouts.sandbox_client import ChangeTooLargeError
 from etude.trainer.rollouts.scoring import mask_rollout
-from etude.v1 import journal_pb2
+from etude.v1 import journal_pb2, rollout_pb2
 
 log = logging.getLogger(__name__)
 _TRACER = trace.get_tracer("etude.trainer")
@@ -83,9 +84,7 @@ class RolloutDispatcher:
             metrics.INFLIGHT.labels(kind="rollout").dec(len(order.indices))
         records = await self._read_records(result.records, order)
         for prepared in records:
-            reward = prepared.record.rollout.reward
-            outcome = reward.WhichOneof("result") or "fault"
-            metrics.ROLLOUTS.labels(state=outcome, reason=reward.fault.reason).inc()
+            _count_outcome(prepared.record.rollout)
         self.progress.figures.retried += result.retried
         _count_lost(result)
         _count_starts(result.starts)
@@ -181,6 +180,14 @@ def _count_starts(starts: StartCounts) -> None:
         ("unprepared", starts.unprepared),
     ):
         metrics.STARTS.labels(start=start).inc(count)
+
+
+def _count_outcome(finished: journal_pb2.JournalRollout) -> None:
+    reward = finished.reward
+    outcome = reward.WhichOneof("result") or "fault"
+    is_large = finished.rollout.ending == rollout_pb2.ENDING_CHANGE_TOO_LARGE
+    reason = ChangeTooLargeError.reason if is_large else reward.fault.reason
+    metrics.ROLLOUTS.labels(state=outcome, reason=reason).inc()
 
 
 def _count_lost(result: GroupResult) -> None:
