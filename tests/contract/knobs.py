@@ -102,6 +102,7 @@ POOL = {
         f"slot.{name}": "etude.envserver.drivers.selection slot"
         for name in ("memoryMib", "processes", "openFiles", "fileMib", "temporaryMib")
     },
+    **{f"slot.{name}": f"{NODE}.server slot" for name in ("changeMib", "changeFiles")},
     "snapshotsUri": f"{NODE}.server spec",
     "search.backend": f"{NODE}.workspace_sources",
     "search.models": f"{NODE}.workspace_sources",

@@ -19,7 +19,8 @@ const (
 	portInterval = 20 * time.Millisecond
 	// What the kernel and the agent keep from the tools.
 	reservedBytes = 64 << 20
-	maxProcesses  = 256
+	// Far above what commands may have: their own limit comes first, and memory.
+	maxProcesses  = 32_768
 	cgroupRoot    = "/sys/fs/cgroup"
 	servicesPath  = "/etc/guestagent/services"
 	servicesLimit = 2 * time.Minute

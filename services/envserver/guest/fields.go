@@ -131,6 +131,24 @@ func (m *diffMessage) fields(v *visitor) {
 
 func (m *acceptMessage) fields(v *visitor) { integer(v, 1, &m.port) }
 
+func (m *applyMessage) fields(v *visitor) {
+	v.texts(1, &m.deleted)
+	v.truth(2, &m.hasArchive)
+}
+
+func (m *changeMessage) fields(v *visitor) {
+	integer(v, 1, &m.maxFiles)
+	integer(v, 2, &m.maxBytes)
+}
+
+func (m *baseFileMessage) fields(v *visitor) {
+	v.text(1, &m.path)
+	integer(v, 2, &m.size)
+	integer(v, 3, &m.mtimeNs)
+	v.truth(4, &m.executable)
+	v.blob(5, &m.sha256)
+}
+
 func (m *emptyMessage) fields(*visitor) {}
 
 func (m *callMessage) fields(v *visitor) {
@@ -159,6 +177,8 @@ func (m *callMessage) fields(v *visitor) {
 	one(v, 25, &m.thaw)
 	one(v, 26, &m.walk)
 	one(v, 27, &m.accept)
+	one(v, 28, &m.apply)
+	one(v, 29, &m.change)
 }
 
 func (m *infoMessage) fields(v *visitor) {

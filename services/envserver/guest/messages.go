@@ -122,8 +122,23 @@ type (
 		maxBytes uint64
 	}
 	acceptMessage struct{ port uint32 }
-	emptyMessage  struct{}
-	callMessage   struct {
+	applyMessage  struct {
+		deleted    []string
+		hasArchive bool
+	}
+	changeMessage struct {
+		maxFiles uint32
+		maxBytes uint64
+	}
+	baseFileMessage struct {
+		path       string
+		size       uint64
+		mtimeNs    int64
+		executable bool
+		sha256     []byte
+	}
+	emptyMessage struct{}
+	callMessage  struct {
 		id, token    []byte
 		deadlineMs   uint32
 		uid          *uint32
@@ -143,6 +158,8 @@ type (
 		freeze, thaw *emptyMessage
 		walk         *walkMessage
 		accept       *acceptMessage
+		apply        *applyMessage
+		change       *changeMessage
 	}
 	infoMessage struct {
 		size    uint64

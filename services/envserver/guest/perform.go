@@ -47,6 +47,10 @@ func (c *call) search(at place, m *callMessage) (*resultMessage, error) {
 		return nil, c.mark(at, m.mark.name)
 	case m.diff != nil:
 		return c.diff(at, m.diff)
+	case m.apply != nil:
+		return nil, c.apply(at, m.apply)
+	case m.change != nil:
+		return nil, c.change(at, m.change)
 	}
 	return c.command(at, m)
 }

@@ -144,3 +144,16 @@ func (p pipe) Write(data []byte) (int, error) {
 	}
 	return sent, err
 }
+
+const removeFolder = 0x200
+
+// removeFolderAt removes an empty folder.
+func removeFolderAt(folder int, name string) error {
+	text, err := syscall.BytePtrFromString(name)
+	if err != nil {
+		return err
+	}
+	_, _, errno := syscall.RawSyscall(syscall.SYS_UNLINKAT, uintptr(folder),
+		uintptr(unsafe.Pointer(text)), removeFolder)
+	return orNil(errno)
+}

@@ -122,10 +122,6 @@ class HostileDriver(Driver):
     async def verify(self, work: Verification) -> CommandOutcome:
         raise SandboxError("nothing is graded here")
 
-    @override
-    def is_repeatable(self, command: str) -> bool:
-        return False
-
     async def _begun(self, folder: Path) -> StartedVm:
         pid = await self._made(folder)
         machine = vm._watch(QemuConfig(tsc_khz=1), folder, pid, os.pidfd_open(pid), lambda: None)

@@ -17,15 +17,19 @@ from tests.support.vm import guests
 from etude.common.api.pool.spec import DriverName
 from etude.envserver.drivers.base import Verification
 from etude.envserver.drivers.gvisor.driver import GvisorDriver
+from etude.envserver.host.grading import Grader
 from etude.envserver.host.host import Host
 from etude.envserver.host.task_images import TaskImages
+from etude.envserver.host.workspace_change import ChangeTooLargeError
 from etude.envserver.host.workspace_sources import WorkspaceSources
 from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.images.pull.pulled_image import ImagePuller
+from etude.envserver.storage.folders import FolderLimits
 from etude.envserver.storage.trees import File
 from etude.envserver.tasks import verify
 from etude.envserver.tasks.runner import RunnerChoice
+from etude.v1 import environments_pb2
 
 TEST = (
     b"#!/bin/sh\nmkdir -p /logs/verifier\ngrep -c fixed /app/shop.txt > /logs/verifier/reward.txt\n"
@@ -56,8 +60,10 @@ async def test_a_lease_begins_with_the_repository_of_its_tasks_image(
 ) -> None:
     image = write_image(tmp_path / "layouts/one", "one")
     await opened_at_last(host, "a", image)
-    told = await says(host, "a", "cat /etc/word; echo; readlink /app; cat /app/shop.txt; ls; id -u")
-    assert told.split()[:6] == ["one", "/workspace", "broken", "run", "shop.txt", "1000"]
+    told = await says(
+        host, "a", "cat /etc/word; echo; readlink /workspace; cat /app/shop.txt; ls; id -u"
+    )
+    assert told.split() == ["one", "/app", "broken", "run", "shop.txt", "target", "1000"]
     await says(host, "a", "echo fixed > /app/shop.txt")
     changed = await host.find("a").diff()
     assert [(each.path, each.content) for each in changed.written] == [("shop.txt", b"fixed\n")]
@@ -79,9 +85,9 @@ async def test_commands_go_by_env_user_and_workdir_of_the_image(host: Host, tmp_
     image = write_image(tmp_path / "layouts/one", "one", User="builder", WorkingDir="/usr/src/app")
     await opened_at_last(host, "a", image)
     told = await says(
-        host, "a", "say $WORD:$USER:$HOME:$CI; readlink /usr/src/app; echo 1 > ~/notes; id -u"
+        host, "a", "say $WORD:$USER:$HOME:$CI; readlink /workspace; echo 1 > ~/notes; id -u"
     )
-    assert told.split("\n")[:3] == ["of the image:builder:/home/builder:1", "/workspace", "1000"]
+    assert told.split("\n")[:3] == ["of the image:builder:/home/builder:1", "/usr/src/app", "1000"]
 
     # Hidden tests have the same variables.
     work = Verification(
@@ -93,6 +99,75 @@ async def test_commands_go_by_env_user_and_workdir_of_the_image(host: Host, tmp_
         reward_path="/logs/said",
     )
     assert (await host.driver.verify(work)).collected == b"of the imagebuilder\n"
+
+
+GRADE = b"""mkdir -p /logs/verifier
+cd /app
+cat shop.txt new.txt notes/task.md target/built > /logs/verifier/reward.txt
+[ -e run ] && echo run is there >> /logs/verifier/reward.txt
+true
+"""
+
+
+async def test_a_change_is_found_without_what_is_ignored_and_graded_on_the_image(
+    host: Host, tmp_path: Path
+) -> None:
+    image = write_image(tmp_path / "layouts/one", "one")
+    files = tmp_path / "environment"
+    (files / "notes").mkdir(parents=True)
+    (files / "notes/task.md").write_text("by the task\n")
+    await opened_at_last(host, "a", image, files.as_uri())
+    assert "by the task" in await says(host, "a", "cat notes/task.md")
+    assert not (await host.find("a").diff()).ListFields()
+    await says(host, "a", "echo fixed > shop.txt; echo new > new.txt; rm run; echo big > target/x")
+    environment = host.find("a")
+    change = await environment.diff()
+    assert [(each.path, each.content) for each in sorted(change.written, key=by_path)] == [
+        ("new.txt", b"new\n"),
+        ("shop.txt", b"fixed\n"),
+    ]
+    assert change.deleted == ["run"]
+
+    job = environments_pb2.GradeJob(
+        diff=change,
+        files=[environments_pb2.WorkspaceFile(path="test.sh", content=GRADE)],
+        command="sh /tests/test.sh",
+        timeout_seconds=60,
+        reward_path="/logs/verifier/reward.txt",
+    )
+    grader = Grader(host.driver, host.cache)
+    graded = await grader.grade(environment.source, job, template=environment.record.template)
+    assert graded.reward_file == b"fixed\nnew\nby the task\nwith the image\n"
+
+
+def by_path(file: environments_pb2.WorkspaceFile) -> str:
+    return file.path
+
+
+async def test_a_change_beyond_the_limits_is_the_policys_fault(host: Host, tmp_path: Path) -> None:
+    image = write_image(tmp_path / "layouts/one", "one")
+    host.change_limits = FolderLimits(max_files=10, max_bytes=1 << 20)
+    await opened_at_last(host, "a", image)
+    await says(host, "a", "for i in 1 2 3 4 5 6 7 8 9 10 11; do echo $i > $i; done")
+    with pytest.raises(ChangeTooLargeError, match="10 files"):
+        await host.find("a").diff()
+    await says(host, "a", "mkdir -p target/deep; mv 1 2 3 target/deep")
+    assert len((await host.find("a").diff()).written) == 8
+
+
+@pytest.mark.long  # 2 GB are written
+async def test_gigabytes_of_ignored_output_are_no_part_of_a_change(
+    host: Host, tmp_path: Path
+) -> None:
+    image = write_image(tmp_path / "layouts/one", "one")
+    await opened_at_last(host, "a", image)
+    await says(host, "a", "echo fixed > shop.txt")
+    for number in range(4):
+        command = f"dd if=/dev/zero of=target/{number} bs=1M count=512 2>&1 | tail -1; ls -l target"
+        assert "536870912" in await says(host, "a", command)
+    change = await host.find("a").diff()
+    assert [each.path for each in change.written] == ["shop.txt"]
+    assert change.ByteSize() < 100
 
 
 async def test_a_successor_adopts_a_lease_with_an_image_of_its_task(

@@ -85,7 +85,7 @@ def test_an_image_boots_once_and_its_leases_outlive_a_killed_host(
         node = Node(image, tmp_path)
         await node.start()
         await opened_at_last(node.host, "a", one)
-        assert (await says(node.host, "a", "readlink /app")).startswith("/workspace")
+        assert (await says(node.host, "a", "readlink /workspace")).startswith("/app")
         await opened_at_last(node.host, "b", one)
         assert (await says(node.host, "b", "cat /etc/word; id -u")).startswith("one")
         assert node.booted == 2, "the template of the pool, and that of the image"

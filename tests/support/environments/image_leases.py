@@ -38,7 +38,8 @@ def write_image(
     **config: object,
 ) -> str:
     """An image with a shell and a repository in its working folder; returns its reference."""
-    programs = ("sh", "cat", "grep", "ls", "id", "echo", "mkdir", "readlink")
+    reading = ("sh", "cat", "grep", "ls", "id", "echo", "readlink", "tail")
+    programs = (*reading, "mkdir", "rm", "mv", "dd")
     busybox = Path(shutil.which("busybox") or "busybox").read_bytes()
     base = [
         *(folder("bin"), folder("etc"), file("bin/busybox", busybox, mode=0o755)),
@@ -52,6 +53,9 @@ def write_image(
         folder("app"),
         file("app/shop.txt", b"broken\n"),
         file("app/run", b"#!", mode=0o755),
+        file("app/.gitignore", b"target/\n"),
+        folder("app/target"),
+        file("app/target/built", b"with the image\n"),
     ]
     digest = oci_layouts.write_layout(
         layout, base, repository, *layers, config={"WorkingDir": "/app", "Env": ENV, **config}
@@ -59,10 +63,12 @@ def write_image(
     return f"{layout.as_uri()}@{digest}"
 
 
-async def opened(host: Host, lease_id: str, image: str) -> environments_pb2.LaunchBatchResponse:
+async def opened(
+    host: Host, lease_id: str, image: str, uri: str = "empty:"
+) -> environments_pb2.LaunchBatchResponse:
     request = environments_pb2.OpenEnvironmentsRequest(
         template="small",
-        workspace=environments_pb2.WorkspaceSource(uri="empty:"),
+        workspace=environments_pb2.WorkspaceSource(uri=uri),
         toolset="Standard",
         image=image,
     )
@@ -74,18 +80,20 @@ async def opened(host: Host, lease_id: str, image: str) -> environments_pb2.Laun
     return outcome
 
 
-async def settled(host: Host, lease_id: str, image: str) -> environments_pb2.LaunchBatchResponse:
+async def settled(
+    host: Host, lease_id: str, image: str, uri: str = "empty:"
+) -> environments_pb2.LaunchBatchResponse:
     """The outcome of an order that is repeated until its image is here, or cannot be."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            outcome = await opened(host, lease_id, image)
+            outcome = await opened(host, lease_id, image, uri)
             if outcome.failure.reason != "ImageNotReady":
                 return outcome
             await asyncio.sleep(0.1)
 
 
-async def opened_at_last(host: Host, lease_id: str, image: str) -> None:
-    outcome = await settled(host, lease_id, image)
+async def opened_at_last(host: Host, lease_id: str, image: str, uri: str = "empty:") -> None:
+    outcome = await settled(host, lease_id, image, uri)
     assert outcome.HasField("lease"), outcome.failure.message
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 from tests.support.reference_guest.accept import ReferencePort, accept
 from tests.support.reference_guest.calls import Call, RefusedError, Writer
+from tests.support.reference_guest.changes import CHANGES
 from tests.support.reference_guest.files import FILES, Marks
 from tests.support.reference_guest.jobs import Jobs
 from tests.support.reference_guest.sessions import PROCESSES, Sessions
@@ -29,7 +30,7 @@ _READ_BYTES = 256 << 10
 _MAX_OPEN_CALLS = 64
 _MAX_RESULTS = 256
 _ID_BYTES = 16
-_OPERATIONS = {**FILES, **PROCESSES, "accept": accept}
+_OPERATIONS = {**FILES, **CHANGES, **PROCESSES, "accept": accept}
 
 
 @dataclass(slots=True)

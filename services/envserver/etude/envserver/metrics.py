@@ -52,6 +52,9 @@ grade_seconds = Histogram(
     "etude_env_grade_seconds", "Wall time of one verifier run.", buckets=_SECONDS
 )
 errors = Counter("etude_env_errors", "Failed calls, by kind.", ["kind"])
+large_changes = Counter(
+    "etude_env_changes_too_large", "Changes of workspaces that exceeded the limits."
+)
 cache_results = Counter(
     "etude_env_cache", "Repeatable commands, by whether their result was cached.", ["result"]
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from etude.common.api.pool.spec import EnvPoolSpec
+from etude.common.api.pool.spec import EnvPoolSpec, Slot
 from etude.envserver.drivers import selection
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.gvisor import runsc
@@ -120,16 +120,23 @@ async def test_a_slot_sets_the_limits_of_processes_and_leaves_the_others(
     assert plain.limits == CommandLimits()
 
 
-@pytest.mark.parametrize("name", ["processes", "openFiles", "fileMib", "temporaryMib"])
-async def test_guests_refuse_limits_that_they_do_not_set(
-    place: DriverFolders, monkeypatch: pytest.MonkeyPatch, name: str
+async def test_guests_refuse_a_limit_that_they_do_not_set(
+    place: DriverFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def machines(_spec: EnvPoolSpec, _place: DriverFolders) -> QemuDriver:
         return QemuDriver(scratch=place.scratch, images={}, machine=QemuConfig(tsc_khz=1))
 
     monkeypatch.setitem(vars(selection), "_qemu", machines)
-    pool = spec(isolation={"driver": "QemuMicroVM"}, slot={name: 100})
-    assert (await refused(pool, place)).problem.where == f"spec.slot.{name}"
+    pool = spec(isolation={"driver": "QemuMicroVM"}, slot={"temporaryMib": 100})
+    assert (await refused(pool, place)).problem.where == "spec.slot.temporaryMib"
+
+
+def test_guests_have_the_limits_of_their_slot_and_none_on_address_space() -> None:
+    given = selection._guest_limits(Slot(processes=100, open_files=200, file_mib=3))
+    assert (given.processes, given.open_files, given.file_bytes) == (100, 200, 3 << 20)
+    unset = selection._guest_limits(Slot())
+    assert (unset.processes, unset.open_files, unset.file_bytes) == (512, 4096, 1 << 30)
+    assert given.memory_bytes == unset.memory_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from etude.envserver.drivers.in_memory import MemoryDriver, run_tests
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.host import Host
 from etude.envserver.host.leases import call_results as results_module
+from etude.envserver.host.workspace_change import ChangeTooLargeError
 from etude.envserver.storage import folders
 from etude.v1 import environments_pb2
 
@@ -230,14 +231,26 @@ async def test_a_turn_that_the_platform_broke_half_way_ends_its_lease(
         await environment.diff()
 
 
-async def test_a_policy_that_fills_its_workspace_hands_in_nothing(
+async def test_a_policy_that_fills_its_workspace_is_told_from_one_that_changed_nothing(
     make_node: MakeNode, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folders, "DIFF", folders.FolderLimits(max_files=3, max_bytes=1 << 20))
     environment = await opened(make_node(), order)
     await said(environment, call("1", "search_replace", **FIX))
 
+    with pytest.raises(ChangeTooLargeError, match="more than 3 files"):
+        await environment.diff()
+
+
+async def test_a_pool_limits_what_a_policy_may_change(make_node: MakeNode, order: Order) -> None:
+    node = make_node()
+    node.change_limits = folders.FolderLimits(max_files=10, max_bytes=8)
+    environment = await opened(node, order)
     assert await environment.diff() == environments_pb2.WorkspaceDiff()
+    await said(environment, call("1", "search_replace", **FIX))
+
+    with pytest.raises(ChangeTooLargeError, match="or 8 bytes"):
+        await environment.diff()
 
 
 async def test_a_turn_whose_results_no_message_can_carry_says_so(

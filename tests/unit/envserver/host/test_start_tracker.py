@@ -154,7 +154,7 @@ async def test_a_grade_counts_as_a_start_of_its_leases_run(
     )
     grader = Grader(driver, node.cache, node.start_tracker)
     for _ in range(2):  # the second time memory knows it
-        await grader.grade(lease.source.tree, job, template="python", fork=lease)
+        await grader.grade(lease.source, job, template="python", fork=lease)
 
     (news,) = node.start_tracker.take_beginnings()
     assert news.beginning.start == environments_pb2.START_SHELL

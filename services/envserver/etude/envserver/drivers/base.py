@@ -13,6 +13,7 @@ from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.storage.folders import FolderContent, FolderLimits
 from etude.envserver.storage.trees import Tree
+from etude.v1 import environments_pb2
 
 GRADE_OUTPUT_BYTES = 64 * 1024
 
@@ -122,6 +123,9 @@ class Verification:
     template: str
     """Name of the sandbox's pool template."""
     workspace: Tree
+    """Files to write into it."""
+    deleted: Sequence[str] = ()
+    """Files of the template's image to delete from it first."""
     tests: Tree
     """Shown as /tests."""
     command: str
@@ -216,6 +220,21 @@ class Sandbox(Protocol):
             FileNotFoundError: it is gone.
         """
 
+    async def read_change(
+        self, base: bytes, limits: FolderLimits
+    ) -> environments_pb2.WorkspaceDiff:
+        """Find what differs from the files of a base, without reading what was not written.
+
+        Args:
+            base: as `encode_base` made it.
+            limits: on the change alone.
+
+        Raises:
+            TooLargeError: the limits are exceeded.
+            CapMissingError: its workspace is never an image's.
+        """
+        raise CapMissingError("of this lease", "images", "its workspaces are copied in")
+
     async def start(self, program: Program) -> RunningProgram:
         """Start an interactive program.
 
@@ -232,12 +251,11 @@ class Sandbox(Protocol):
         """
         raise CapMissingError("of this lease", "memory", "it grades in fresh sandboxes only")
 
-    async def verify_prepared(self, work: Verification, removed: Sequence[str]) -> CommandOutcome:
+    async def verify_prepared(self, work: Verification) -> CommandOutcome:
         """Run a verifier on what a task's set-up left; no agent has run here, nothing runs later.
 
         Args:
-            work: the verifier; its workspace are the files that an agent has written.
-            removed: paths that the agent has deleted.
+            work: the verifier; its files are those that an agent has written and deleted.
 
         Raises:
             CapMissingError: what is left are files only, which a fresh sandbox can have.
@@ -372,5 +390,9 @@ class Driver(Protocol):
         """Tell whether its sandboxes run services that no agent started."""
         return False
 
-    def is_repeatable(self, command: str) -> bool:
-        """Tell whether a command has the same result in all workspaces with the same files."""
+    def repeatable_key(self, command: str) -> str:
+        """Key of a command whose result follows from the files of its workspace, and of its limits.
+
+        Empty where more decides: memory, services, other folders, other hosts.
+        """
+        return ""

@@ -220,5 +220,5 @@ class FolderDriver(Driver, ABC):
             )
 
     @override
-    def is_repeatable(self, command: str) -> bool:
-        return sandbox_layout.parse_warm_command(command) is not None
+    def repeatable_key(self, command: str) -> str:
+        return command.strip() if sandbox_layout.parse_warm_command(command) else ""

@@ -8,7 +8,7 @@ covered: what the agent had a service do by a request. That is what a fork is gr
 its grade is weaker evidence.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from etude.agent.workspace import ExecResult, PathFault, WorkspaceError
@@ -21,7 +21,7 @@ from etude.envserver.drivers.base import (
     Verification,
 )
 from etude.envserver.guest.calls import GuestCaller
-from etude.envserver.guest.commands import GuestCommands
+from etude.envserver.guest.commands import CommandSettings, GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.guest.workspace_files import write_tree
 from etude.envserver.isolation import sandbox_layout
@@ -58,54 +58,31 @@ chown {INSIDE_UID}:{INSIDE_UID} {LOGS}"""
 
 
 async def grade_fresh(
-    channel: GuestCaller, work: Verification, environment: Mapping[str, str]
+    channel: GuestCaller, work: Verification, how: CommandSettings
 ) -> CommandOutcome:
-    """Grade in a fresh guest."""
-    await write_tree(channel, work.workspace, root=HOME)
+    """Grade in a guest that no agent has run in: a fresh one, or one with what a set-up left."""
+    await write_tree(channel, work.workspace, root=HOME, deleted=work.deleted)
     await write_tree(channel, work.tests, root=TESTS)
-    return await _grade(channel, work, environment)
+    return await _grade(channel, work, how)
 
 
 async def grade_new(
     channel: GuestCaller,
     work: Verification,
+    how: CommandSettings,
     *,
-    environment: Mapping[str, str],
     start: SandboxStart,
     destroy: Callable[[], Awaitable[None]],
 ) -> CommandOutcome:
     """Grade in a fresh guest that was started for this, and destroy it."""
     try:
-        return replace(await grade_fresh(channel, work, environment), sandbox_start=start)
+        return replace(await grade_fresh(channel, work, how), sandbox_start=start)
     finally:
         await destroy()
 
 
-async def grade_prepared(
-    channel: GuestCaller,
-    work: Verification,
-    environment: Mapping[str, str],
-    removed: Sequence[str],
-) -> CommandOutcome:
-    """Grade in a guest that has what a task's set-up left, and in which no agent has run.
-
-    Raises:
-        SandboxError: what the agent has deleted could not be removed.
-    """
-    files = GuestWorkspace(channel, GuestCommands(channel=channel).run)
-    for path in removed:
-        try:
-            await files.delete(path)
-        except WorkspaceError as error:
-            if error.fault is not PathFault.NO_SUCH_FILE:  # the set-up may have deleted it too
-                raise SandboxError(f"{path} could not be removed: {error}") from error
-    await write_tree(channel, work.workspace, root=HOME)
-    await write_tree(channel, work.tests, root=TESTS)
-    return await _grade(channel, work, environment)
-
-
 async def grade_fork(
-    channel: GuestCaller, work: Verification, environment: Mapping[str, str]
+    channel: GuestCaller, work: Verification, how: CommandSettings
 ) -> CommandOutcome:
     """Grade in a fork of the agent's guest.
 
@@ -116,7 +93,7 @@ async def grade_fork(
     await _as_root(channel, _CLEAR, _CLEAR_LIMIT_S, what="cleared of what the agent left")
     await write_tree(channel, work.workspace, root=HOME)
     await write_tree(channel, work.tests, root=TESTS, uid=ROOT_UID)
-    return await _grade(channel, work, environment)
+    return await _grade(channel, work, how)
 
 
 async def _end_agents_processes(channel: GuestCaller) -> None:
@@ -143,12 +120,11 @@ async def _as_root(channel: GuestCaller, script: str, limit_s: float, *, what: s
     return said
 
 
-async def _grade(
-    channel: GuestCaller, work: Verification, environment: Mapping[str, str]
-) -> CommandOutcome:
+async def _grade(channel: GuestCaller, work: Verification, how: CommandSettings) -> CommandOutcome:
     commands = GuestCommands(
         channel=channel,
-        environment={**environment, **work.environment},
+        environment={**how.environment, **work.environment},
+        limits=how.limits,
         head_bytes=0,
         tail_bytes=GRADE_OUTPUT_BYTES,
     )

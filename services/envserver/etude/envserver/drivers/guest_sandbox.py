@@ -1,7 +1,7 @@
 """Sandboxes with a guest agent: the half that microVMs and gVisor containers share."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
 
@@ -19,11 +19,12 @@ from etude.envserver.drivers.base import (
 )
 from etude.envserver.guest import workspace_files
 from etude.envserver.guest.calls import GuestCaller
-from etude.envserver.guest.commands import GuestCommands
+from etude.envserver.guest.commands import CommandSettings, GuestCommands
 from etude.envserver.guest.jobs import GuestJobs
 from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.isolation import sandbox_layout
 from etude.envserver.storage.folders import FolderContent, FolderLimits
+from etude.v1 import environments_pb2, guest_pb2
 
 
 class SandboxGuest(GuestCaller, Protocol):
@@ -52,8 +53,11 @@ class GuestSandbox(Sandbox, Generic[_G]):
     guest_word: ClassVar[str]
     """Its guest's word in errors."""
 
-    def __init__(self, lease: Path, runner: Runner, guest: _G | None) -> None:
+    def __init__(
+        self, lease: Path, runner: Runner, guest: _G | None, limits: guest_pb2.GuestLimits
+    ) -> None:
         self._lease, self._runner, self._guest = lease, runner, guest
+        self._limits = limits
         self._notes = FolderNotes(lease / notes.FOLDER)
         self._jobs: GuestJobs | None = None
         self._start: SandboxStart | None = None
@@ -64,7 +68,10 @@ class GuestSandbox(Sandbox, Generic[_G]):
         guest = self._running
         if self._jobs is None or self._jobs.channel is not guest:
             self._jobs = GuestJobs(
-                channel=guest, environment=self._environment, has_others=lambda: guest.has_jobs
+                channel=guest,
+                environment=self._environment,
+                limits=self._limits,
+                has_others=lambda: guest.has_jobs,
             )
         return GuestWorkspace(guest, self._runner, notes=self._notes, jobs=self._jobs)
 
@@ -80,7 +87,9 @@ class GuestSandbox(Sandbox, Generic[_G]):
 
     @override
     async def run(self, command: str, timeout_s: float) -> CommandOutcome:
-        commands = GuestCommands(channel=self._running, environment=self._environment)
+        commands = GuestCommands(
+            channel=self._running, environment=self._environment, limits=self._limits
+        )
         return guest_grading.to_outcome(await commands.run(command, timeout_s))
 
     @override
@@ -88,8 +97,15 @@ class GuestSandbox(Sandbox, Generic[_G]):
         return await workspace_files.workspace_content(self._running, limits)
 
     @override
-    async def verify_prepared(self, work: Verification, removed: Sequence[str]) -> CommandOutcome:
-        return await guest_grading.grade_prepared(self._running, work, self._environment, removed)
+    async def verify_prepared(self, work: Verification) -> CommandOutcome:
+        how = CommandSettings(self._environment, self._limits)
+        return await guest_grading.grade_fresh(self._running, work, how)
+
+    @override
+    async def read_change(
+        self, base: bytes, limits: FolderLimits
+    ) -> environments_pb2.WorkspaceDiff:
+        return await workspace_files.workspace_change(self._running, base, limits)
 
     @override
     async def close(self) -> None:

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
-from pydantic.alias_generators import to_camel
-
 from etude.common.api.pool.network import EgressPolicy
 from etude.common.api.pool.spec import DriverName, EnvPoolSpec, IsolationLevel, Slot, Template
 from etude.common.api.storage import StoreAccess
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     from etude.envserver.drivers.vm.qemu.driver import QemuDriver
     from etude.envserver.egress.environment_egress import PoolEgress
     from etude.envserver.isolation.sandbox_layout import CommandLimits
+    from etude.v1 import guest_pb2
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +158,12 @@ async def _gvisor(spec: EnvPoolSpec, place: DriverFolders) -> "GvisorDriver":
         where = "spec.isolation.driver"
         raise DriverUnavailableError(str(error), where=where, fix=runsc.FIX) from error
     memory_mib = spec.slot.memory_mib or DEFAULT_MEMORY_MIB
-    return GvisorDriver(scratch=place.scratch, images=images, memory_mib=memory_mib)
+    return GvisorDriver(
+        scratch=place.scratch,
+        images=images,
+        memory_mib=memory_mib,
+        limits=_guest_limits(spec.slot),
+    )
 
 
 def _process(spec: EnvPoolSpec, place: DriverFolders) -> "ProcessDriver":
@@ -197,19 +201,28 @@ def _command_limits(slot: Slot) -> "CommandLimits":
     return CommandLimits(**{name: value for name, value in named.items() if value is not None})
 
 
+def _guest_limits(slot: Slot) -> "guest_pb2.GuestLimits":
+    from etude.envserver.guest.commands import guest_limits
+
+    return guest_limits(
+        processes=slot.processes,
+        open_files=slot.open_files,
+        file_bytes=slot.file_mib and slot.file_mib << 20,
+    )
+
+
 def _refuse_process_limits(spec: EnvPoolSpec) -> None:
-    """Refuse limits of commands that only driver Process sets.
+    """Refuse a limit of commands that only driver Process sets.
 
     Raises:
-        DriverUnavailableError: the pool sets one.
+        DriverUnavailableError: the pool sets it.
     """
-    for name in ("processes", "open_files", "file_mib", "temporary_mib"):
-        if getattr(spec.slot, name) is not None:
-            raise DriverUnavailableError(
-                "only driver Process sets this limit; guests have fixed ones",
-                where=f"spec.slot.{to_camel(name)}",
-                fix="remove the field, or set spec.isolation.driver to Process",
-            )
+    if spec.slot.temporary_mib is not None:
+        raise DriverUnavailableError(
+            "only driver Process sets this limit: /tmp of a guest is part of its memory",
+            where="spec.slot.temporaryMib",
+            fix="remove the field, or set spec.isolation.driver to Process",
+        )
 
 
 async def _qemu(spec: EnvPoolSpec, place: DriverFolders) -> "QemuDriver":
@@ -222,7 +235,8 @@ async def _qemu(spec: EnvPoolSpec, place: DriverFolders) -> "QemuDriver":
     place.scratch.mkdir(parents=True, exist_ok=True)
     try:
         qemu_version()
-        return await _with_accelerator(images, machine, place, _egress(spec, place))
+        limits = _guest_limits(spec.slot)
+        return await _with_accelerator(images, machine, place, _egress(spec, place), limits)
     except VmmError as error:
         raise DriverUnavailableError(
             str(error),
@@ -252,6 +266,7 @@ async def _firecracker(spec: EnvPoolSpec, place: DriverFolders) -> "FirecrackerD
         machine=FirecrackerConfig(memory_mib=spec.slot.memory_mib or DEFAULT_MEMORY_MIB),
         programs=programs,
         egress=_egress(spec, place),
+        limits=_guest_limits(spec.slot),
     )
 
 
@@ -267,6 +282,7 @@ async def _with_accelerator(
     machine: QemuConfig,
     place: DriverFolders,
     egress: "PoolEgress | None",
+    limits: "guest_pb2.GuestLimits",
 ) -> "QemuDriver":
     from etude.envserver.drivers.vm.qemu import kvm_probe
     from etude.envserver.drivers.vm.qemu.driver import QemuDriver
@@ -276,10 +292,17 @@ async def _with_accelerator(
     if verdict.works:
         machine = replace(machine, accelerator=Accelerator.KVM)
         return QemuDriver(
-            scratch=place.scratch, images=images, machine=machine, jail=jail, egress=egress
+            scratch=place.scratch,
+            images=images,
+            machine=machine,
+            jail=jail,
+            egress=egress,
+            limits=limits,
         )
     log.warning("QEMU translates the guests' instructions, 10 to 30 times slower: %s", verdict.why)
-    return QemuDriver(scratch=place.scratch, images=images, machine=machine, egress=egress)
+    return QemuDriver(
+        scratch=place.scratch, images=images, machine=machine, egress=egress, limits=limits
+    )
 
 
 def _image(

@@ -1,7 +1,8 @@
-"""Shell commands inside a guest, under the same limits as with every driver."""
+"""Shell commands inside a guest, and their limits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from etude.agent.workspace import ExecResult
 from etude.envserver.guest import replies
@@ -15,14 +16,35 @@ _SPARE_S = sandbox_layout.TERM_GRACE_S + 1.0
 """Time that a guest needs to end a command whose time is over."""
 _FREE_DISK_BYTES = 8 << 20
 """Kept free on a guest's own disk, for its shell and its agent."""
-DEFAULT_LIMITS = guest_pb2.GuestLimits(
-    processes=sandbox_layout.PROCESSES,
-    open_files=sandbox_layout.OPEN_FILES,
-    file_bytes=sandbox_layout.FILE_BYTES,
-    memory_bytes=sandbox_layout.MEMORY_BYTES,
-    flood_bytes=sandbox_layout.FLOOD_BYTES,
-    min_free_bytes=_FREE_DISK_BYTES,
-)
+
+
+def guest_limits(
+    *,
+    processes: int | None = None,
+    open_files: int | None = None,
+    file_bytes: int | None = None,
+) -> guest_pb2.GuestLimits:
+    """Limits of one command in a guest; those that are not given are the defaults.
+
+    None is on address space: runtimes reserve many times what they use, and memory is the guest's.
+    """
+    return guest_pb2.GuestLimits(
+        processes=processes or sandbox_layout.GUEST_PROCESSES,
+        open_files=open_files or sandbox_layout.GUEST_OPEN_FILES,
+        file_bytes=file_bytes or sandbox_layout.GUEST_FILE_BYTES,
+        flood_bytes=sandbox_layout.FLOOD_BYTES,
+        min_free_bytes=_FREE_DISK_BYTES,
+    )
+
+
+DEFAULT_LIMITS = guest_limits()
+
+
+class CommandSettings(NamedTuple):
+    """Environment variables and limits of commands."""
+
+    environment: Mapping[str, str]
+    limits: guest_pb2.GuestLimits
 
 
 @dataclass(slots=True, kw_only=True)

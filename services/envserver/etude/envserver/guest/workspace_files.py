@@ -1,20 +1,22 @@
 """Files of a guest's workspace as a value: written, read back, compared with a mark."""
 
 import asyncio
-import hashlib
+from collections.abc import Iterable, Iterator
 
 from google.protobuf.message import DecodeError
 
-from etude.agent.workspace import WorkspaceLostError
 from etude.envserver.guest import replies
 from etude.envserver.guest.calls import GuestCaller, GuestReply, GuestRequest, ReplyTooLargeError
 from etude.envserver.guest.channel import GuestLostError
+from etude.envserver.storage.archives import pack_archive
 from etude.envserver.storage.folders import FolderContent, FolderLimits, TooLargeError
 from etude.envserver.storage.trees import File, Tree
 from etude.v1 import environments_pb2, guest_pb2
 
 _DEADLINE_S = 120.0
 """64 MiB through an emulated port."""
+_NAME_BYTES = 8
+"""What the message adds to a name."""
 _PER_FILE_BYTES = 2048
 """A path, and the overhead of a message for a file."""
 
@@ -85,47 +87,86 @@ def _decoded(reply: GuestReply) -> environments_pb2.WorkspaceDiff:
         raise GuestLostError("the guest sent no WorkspaceDiff") from error
 
 
-_PLACE_DEADLINE_S = 60.0
+async def workspace_change(
+    channel: GuestCaller, base: bytes, limits: FolderLimits
+) -> environments_pb2.WorkspaceDiff:
+    """Changes since the files of a base: its own ones, and new ones that no .gitignore names.
+
+    Args:
+        channel: to the guest, which reads only files that were written.
+        base: as encoded by `encode_base`.
+        limits: on the change alone.
+
+    Raises:
+        TooLargeError: it is larger, or takes too long to be found.
+        WorkspaceLostError: the guest failed.
+    """
+    change = guest_pb2.GuestChange(max_files=limits.max_files, max_bytes=limits.max_bytes)
+    request = GuestRequest(
+        operation=guest_pb2.GuestCall(change=change),
+        data=base,
+        deadline_s=_DEADLINE_S,
+        max_bytes=limits.max_bytes + limits.max_files * _PER_FILE_BYTES,
+    )
+    too_large = f"the change has more than {limits.max_files} files or {limits.max_bytes} bytes"
+    try:
+        reply = await channel.call(request)
+    except ReplyTooLargeError as error:
+        raise TooLargeError(too_large) from error
+    if reply.result.fault == guest_pb2.GUEST_FAULT_TOO_MANY:
+        raise TooLargeError(too_large)
+    # The guest is well: its folders hold more than it can look at in time.
+    if reply.result.status == guest_pb2.GUEST_STATUS_TIMEOUT:
+        raise TooLargeError(f"the change was not found in {_DEADLINE_S:.0f} s")
+    return _decoded(replies.require_reply(reply, ""))
+
+
+_DELETED_BYTES = 128 << 10
+"""Names in one call: a guest takes no longer ones."""
 
 
 async def write_tree(
-    channel: GuestCaller, tree: Tree, *, root: str, uid: int | None = None
+    channel: GuestCaller,
+    tree: Tree,
+    *,
+    root: str,
+    uid: int | None = None,
+    deleted: Iterable[str] = (),
 ) -> None:
-    """Write every file of a tree below a folder of the guest; not atomic.
+    """Write the files of a tree below a folder of the guest, as one archive; not atomic.
 
     Args:
         channel: to the guest.
-        tree: by path below the folder.
+        tree: by path below the folder. What is in the way of a file is replaced.
         root: absolute, and there.
         uid: owner of the files; None is the sandbox's user.
+        deleted: files to remove first, with the folders that are empty then.
 
     Raises:
-        WorkspaceLostError: the guest failed, or has no room for one of them.
+        WorkspaceLostError: the guest failed, or has no room for it.
     """
-    try:
-        async with asyncio.TaskGroup() as group:
-            for path, file in tree.items():
-                call = guest_pb2.GuestCall(write=_write(path, file), cwd=root, uid=uid)
-                group.create_task(_ask(channel, call, file), name=f"place {path[:80]}")
-    except ExceptionGroup as errors:
-        others = errors.split(WorkspaceLostError)[1]
-        if others is not None:
-            raise
-        # One is enough: its text is the client's.
-        raise errors.exceptions[0] from None
+    for names in _in_parts(deleted):
+        apply = guest_pb2.GuestApply(deleted=names)
+        await _apply(channel, guest_pb2.GuestCall(apply=apply, cwd=root, uid=uid), None)
+    if tree:
+        apply = guest_pb2.GuestApply(has_archive=True)
+        call = guest_pb2.GuestCall(apply=apply, cwd=root, uid=uid)
+        await _apply(channel, call, await asyncio.to_thread(pack_archive, tree))
 
 
-def _write(path: str, file: File) -> guest_pb2.GuestWrite:
-    return guest_pb2.GuestWrite(
-        path=path,
-        size=len(file.content),
-        sha256=hashlib.sha256(file.content).digest(),
-        mode=0o755 if file.executable else 0o644,
-    )
+def _in_parts(paths: Iterable[str]) -> Iterator[list[str]]:
+    part: list[str] = []
+    size = 0
+    for path in paths:
+        size += len(path.encode()) + _NAME_BYTES
+        if size > _DELETED_BYTES:
+            yield part
+            part, size = [], len(path.encode()) + _NAME_BYTES
+        part.append(path)
+    if part:
+        yield part
 
 
-async def _ask(channel: GuestCaller, call: guest_pb2.GuestCall, file: File) -> None:
-    reply = await channel.call(
-        GuestRequest(operation=call, data=file.content, deadline_s=_PLACE_DEADLINE_S)
-    )
-    replies.require_reply(reply, call.write.path)
+async def _apply(channel: GuestCaller, call: guest_pb2.GuestCall, data: bytes | None) -> None:
+    request = GuestRequest(operation=call, data=data, deadline_s=_DEADLINE_S)
+    replies.require_reply(await channel.call(request), "archive")

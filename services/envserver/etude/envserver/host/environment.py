@@ -23,9 +23,9 @@ from etude.common.errors import (
     WrongStateError,
     crossing,
 )
-from etude.envserver import metrics
 from etude.envserver.drivers.base import CommandOutcome, Driver, Sandbox, SandboxError
 from etude.envserver.drivers.programs import Program, RunningProgram
+from etude.envserver.host import workspace_change
 from etude.envserver.host.controller_access import ControllerPrograms
 from etude.envserver.host.leases.call_results import (
     CallResults,
@@ -37,6 +37,7 @@ from etude.envserver.host.leases.records import CALLS, CallHistory, CallLog, Lea
 from etude.envserver.host.result_cache import ResultCache
 from etude.envserver.host.workspace_sources import WorkspaceSource
 from etude.envserver.storage import folders, trees
+from etude.envserver.storage.folders import FolderLimits
 from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,8 @@ class LeasedEnvironment:
     cache: ResultCache
     deadline_s: float
     """On the monotonic clock."""
+    change_limits: FolderLimits = folders.DIFF
+    """Limits on what its calls may change."""
     is_paused: bool = False
     """True while it is saved on disk: nothing can be done with it before it is resumed."""
     is_half_restored: bool = False
@@ -143,7 +146,7 @@ class LeasedEnvironment:
         """Write the first files, unless done; the turn is held."""
         if not self.is_used:
             await self._sandbox.initialize(self.source.tree)
-            self._identity = self.source.key
+            self._identity = self.source.key if self.source.base is None else None
 
     def replace_history(self, found: CallHistory) -> None:
         """Replace the results by those of this history; the call log holds it already."""
@@ -213,26 +216,20 @@ class LeasedEnvironment:
             raise
 
     async def diff(self) -> environments_pb2.WorkspaceDiff:
-        """Changes of the calls; empty if they exceed the limit on a submission.
-
-        A policy that fills its workspace is at fault: an error here would have its rollout
-        masked as the platform's.
+        """Changes of the calls.
 
         Raises:
             UnknownIdError: the lease has ended.
+            ChangeTooLargeError: they exceed the limits, by the fault of what made them.
         """
         self.check_open()
         async with self._turn:
             self.check_ready()
             if not self.is_used:
                 return environments_pb2.WorkspaceDiff()
-            try:
-                found = await self._sandbox.read_files(folders.DIFF)
-            except folders.TooLargeError as error:
-                log.warning("lease %s submits an empty diff: %s", self.lease_id, error)
-                metrics.errors.labels("diff").inc()
-                return environments_pb2.WorkspaceDiff()
-            return trees.tree_difference(self.source.tree, found.tree)
+            return await workspace_change.read_change(
+                self._sandbox, self.source, self.change_limits
+            )
 
     @contextlib.asynccontextmanager
     async def open_files(self) -> AsyncIterator[Sandbox]:
@@ -356,7 +353,8 @@ class LeasedEnvironment:
 
         That is if it is too large or has special files, and while programs or jobs run.
         """
-        if self._programs or self._has_jobs():
+        # An image's repository is never read as a whole.
+        if self.source.base is not None or self._programs or self._has_jobs():
             return ""
         if self._identity is None:
             try:
@@ -375,8 +373,8 @@ class LeasedEnvironment:
         return True
 
     async def _exec(self, command: str, timeout_s: float) -> ExecResult:
-        is_repeatable = self.driver.is_repeatable(command)
-        before = await self._workspace_identity() if is_repeatable else ""
+        key = self.driver.repeatable_key(command)
+        before = await self._workspace_identity() if key else ""
         visits = self._num_visits
 
         async def compute() -> tuple[CommandOutcome, bool]:
@@ -386,7 +384,8 @@ class LeasedEnvironment:
             return outcome, is_same and visits == self._num_visits
 
         if before:
-            outcome = await self.cache.get(f"{before} {timeout_s} {command.strip()}", compute)
+            scope = f"{self.record.held.run_id} {self.record.template}"
+            outcome = await self.cache.get(f"{scope} {before} {timeout_s} {key}", compute)
         else:
             outcome, _ = await compute()
         return exec_result(outcome)

@@ -13,13 +13,13 @@ from etude.envserver.drivers.base import (
     Verification,
 )
 from etude.envserver.host.environment import LeasedEnvironment
+from etude.envserver.host.graded_files import graded_files
 from etude.envserver.host.leases.lease_fields import ISOLATION
 from etude.envserver.host.leases.start_tracker import StartTracker
-from etude.envserver.host.protected_paths import restore_protected
 from etude.envserver.host.result_cache import ResultCache
+from etude.envserver.host.workspace_sources import WorkspaceSource
 from etude.envserver.isolation.sandbox_layout import LOGS
 from etude.envserver.storage import folders, trees
-from etude.envserver.storage.trees import Tree
 from etude.v1 import environments_pb2
 
 MAX_JOB_BYTES = 64 << 20
@@ -38,7 +38,7 @@ class Grader:
 
     async def grade(
         self,
-        source: Tree,
+        source: WorkspaceSource,
         job: environments_pb2.GradeJob,
         *,
         template: str,
@@ -60,10 +60,11 @@ class Grader:
         _check(job)
         tests = trees.files_of(job.files, "files")
         trees.check_layout(tests, "files")
-        changed = trees.apply_diff(source, job.diff, job.artefacts)
+        files = graded_files(source, job)
         work = Verification(
             template=template,
-            workspace=restore_protected(source, changed, job.protected_paths, job.allowed_paths),
+            workspace=files.written,
+            deleted=files.deleted,
             tests=tests,
             command=job.command,
             timeout_s=job.timeout_seconds,
@@ -99,21 +100,23 @@ class Grader:
                 self.starts.record_grade(lease, outcome.sandbox_start)
             return outcome, True
 
-        if not self.driver.is_repeatable(work.command):
+        command = self.driver.repeatable_key(work.command)
+        if not command:
             outcome, _ = await compute()
             return outcome
         parts = (
+            "" if lease is None else lease.record.held.run_id,
             work.template,
             trees.tree_identity(work.workspace),
             trees.tree_identity(work.tests),
         )
         variables = json.dumps(sorted(work.environment.items()))
-        command = (work.command, variables, work.reward_path, str(work.timeout_s))
-        key = " ".join(("grade", *parts, *command))
+        ran = (command, variables, work.reward_path, str(work.timeout_s))
+        key = " ".join(("grade", *parts, *ran))
         return await self.cache.get(key, compute)
 
     async def _grade_prepared(
-        self, fork: LeasedEnvironment, work: Verification, source: Tree
+        self, fork: LeasedEnvironment, work: Verification, source: WorkspaceSource
     ) -> CommandOutcome:
         """Grade on what a task's set-up left, in a lease that has it and no call of an agent.
 
@@ -123,7 +126,8 @@ class Grader:
             WrongStateError: calls of an agent have run.
             SandboxError: the platform failed, or the files are too large for a fresh sandbox.
         """
-        changes = trees.tree_difference(source, work.workspace)
+        written = {p: file for p, file in work.workspace.items() if source.tree.get(p) != file}
+        deleted = sorted({*work.deleted} | (source.tree.keys() - work.workspace.keys()))
         async with fork.turn:
             fork.check_ready()
             if fork.results.digests():
@@ -133,17 +137,16 @@ class Grader:
             with crossing(SandboxError, f"grading in lease {fork.lease_id}"):
                 fork.close_for_calls()
                 if self.driver.caps.memory:
-                    written = trees.files_of(changes.written, "diff.written")
-                    return await fork.sandbox.verify_prepared(
-                        replace(work, workspace=written), changes.deleted
-                    )
+                    changed = replace(work, workspace=written, deleted=deleted)
+                    return await fork.sandbox.verify_prepared(changed)
                 try:
                     found = await fork.sandbox.read_files(folders.DIFF)
                 except folders.TooLargeError as error:
                     raise SandboxError(
                         f"what the task's set-up left is too large: {error}"
                     ) from error
-        files = trees.apply_diff(found.tree, changes, ())
+        files = {p: file for p, file in found.tree.items() if p not in deleted} | written
+        trees.check_layout(files, "diff.written")
         return await self._grade_clean(replace(work, workspace=files), fork)
 
     async def _grade_fork(

@@ -34,6 +34,7 @@ from etude.envserver.host.snapshots.snapshot_record import LocalSnapshot
 from etude.envserver.host.task_images import TaskImages, require_images
 from etude.envserver.host.workspace_sources import WorkspaceSource, WorkspaceSources
 from etude.envserver.storage import folders
+from etude.envserver.storage.folders import FolderLimits
 from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ class Host:
     """The pool's other templates, with the reason why each may not run here."""
     images: TaskImages | None = None
     """Images that tasks name by digest; None where the pool takes none."""
+    change_limits: FolderLimits = folders.DIFF
+    """Limits on what the calls of a lease may change."""
     cache: ResultCache = field(default_factory=ResultCache)
     start_tracker: StartTracker = field(default_factory=StartTracker)
     states: EnvironmentStates = field(init=False)
@@ -323,6 +326,7 @@ class Host:
             folder=self.driver.leases / record.lease_id,
             driver=self.driver,
             cache=self.cache,
+            change_limits=self.change_limits,
             deadline_s=time.monotonic()
             + max(least_s, lease_fields.seconds_left(record.held.lease)),
         )

@@ -25,8 +25,8 @@ def restore_protected(
     Raises:
         InvalidFieldError: a pattern is invalid.
     """
-    is_protected = _matcher(protected, "protected_paths")
-    is_allowed = _matcher(allowed, "allowed_paths")
+    is_protected = path_matcher(protected, "protected_paths")
+    is_allowed = path_matcher(allowed, "allowed_paths")
     result = dict(changed)
     for path in sorted({*first, *changed}):
         before, after = first.get(path), changed.get(path)
@@ -57,7 +57,12 @@ def _parents(path: str) -> list[str]:
     return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
 
 
-def _matcher(globs: Iterable[str], field: str) -> Callable[[str], bool]:
+def path_matcher(globs: Iterable[str], field: str) -> Callable[[str], bool]:
+    """Tell whether a path matches one of these patterns.
+
+    Raises:
+        InvalidFieldError: a pattern is invalid.
+    """
     try:
         matchers = [patterns.glob_matcher(glob) for glob in globs]
     except patterns.PatternError as error:

@@ -1,4 +1,8 @@
-"""Cache of test results by content: the same files and command are run once."""
+"""Cache of test results by content: a run's same files and command are run once.
+
+It is for drivers whose commands find nothing but their workspace and the template's programs, under
+limits that are part of the key. A VM or a container has more: memory, services, other folders.
+"""
 
 import asyncio
 from collections import OrderedDict

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from typing import NamedTuple
 
 from etude.common import role_inputs, stores, telemetry
-from etude.common.api.pool.spec import EnvPoolSpec, IsolationLevel, Trust
+from etude.common.api.pool.spec import EnvPoolSpec, IsolationLevel, Slot, Trust
 from etude.common.api.storage import StoreAccess
 from etude.common.probes import Probes
 from etude.common.process import shutdown_signals
@@ -31,6 +31,8 @@ from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.pull.pulled_image import ImagePuller
 from etude.envserver.images.pull.registry_access import RegistryAccess
 from etude.envserver.settings import HostSettings
+from etude.envserver.storage import folders
+from etude.envserver.storage.folders import FolderLimits
 from etude.v1 import (
     environment_access_pb2,
     environment_access_pb2_grpc,
@@ -142,6 +144,14 @@ def _build_host(pool: ResolvedPool, driver: Driver, settings: HostSettings) -> H
         slots=pool.spec.slots_per_replica,
         templates=admitted.served,
         refused=admitted.refused,
+        change_limits=_change_limits(pool.spec.slot),
+    )
+
+
+def _change_limits(slot: Slot) -> FolderLimits:
+    return FolderLimits(
+        max_files=slot.change_files or folders.DIFF.max_files,
+        max_bytes=folders.DIFF.max_bytes if slot.change_mib is None else slot.change_mib << 20,
     )
 
 

@@ -19,6 +19,7 @@ from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.grading import MAX_JOB_BYTES, Grader
 from etude.envserver.host.host import Host
 from etude.envserver.host.owned_leases import find_owned
+from etude.envserver.host.workspace_change import ChangeTooLargeError
 from etude.v1 import environments_pb2 as pb2
 from etude.v1 import environments_pb2_grpc
 
@@ -77,7 +78,11 @@ class HostService(environments_pb2_grpc.EnvNodeServiceServicer):
     ) -> AsyncIterator[pb2.DiffResponse]:
         environment = find_owned(self.host, request.lease_id, context)
         environment.check_control(request.control_token)
-        diff = await environment.diff()
+        try:
+            diff = await environment.diff()
+        except ChangeTooLargeError as error:
+            yield pb2.DiffResponse(too_large=str(error))
+            return
         for chunk in channels.chunks(diff.SerializeToString()):
             yield pb2.DiffResponse(chunk=chunk)
 
@@ -94,7 +99,7 @@ class HostService(environments_pb2_grpc.EnvNodeServiceServicer):
             tracer.start_as_current_span("grade"),
         ):
             response = await self.grader.grade(
-                environment.source.tree,
+                environment.source,
                 job,
                 template=environment.record.template,
                 fork=environment,

@@ -53,7 +53,10 @@ class TaskTemplate(NamedTuple):
     name: str
     """Name for the driver."""
     image: str
+    base: Path | None
+    """List of the files of its repository."""
     first_files: Path | None
+    """Copies of these, the smallest first, within limits."""
 
 
 class WantedImage(NamedTuple):
@@ -269,7 +272,7 @@ class TaskImages:
         except BaseException:  # a held image is never evicted
             os.close(held)
             raise
-        found = TaskTemplate(name, str(image), built.first_files)
+        found = TaskTemplate(name, str(image), built.base, built.first_files)
         if (rested := self._kept.pop(name, None)) is not None:
             os.close(rested.held)
         self._kept[name] = _KeptImage(

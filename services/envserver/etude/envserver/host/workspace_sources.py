@@ -6,17 +6,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from blake3 import blake3
+from google.protobuf.message import DecodeError
+
 from etude.agent.search.codebase import Codebase
 from etude.agent.search.contents import HASHED_ID
 from etude.agent.search.remote import RemoteCodebase
 from etude.agent.search.shared_index import SharedIndex
 from etude.common.api.pool.spec import SearchSettings
 from etude.common.api.storage import StoreAccess
-from etude.common.errors import Problem, UserError
+from etude.common.errors import CorruptError, Problem, UserError
 from etude.common.harbor.task import read_files
 from etude.common.stores import local_folder
 from etude.envserver.host.task_images import TaskTemplate
-from etude.envserver.storage import folders, trees
+from etude.envserver.storage import base_files, folders, trees
 from etude.envserver.storage.folders import FolderLimits, TooLargeError
 from etude.envserver.storage.trees import File, Tree
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 CACHE_BYTES = 256 << 20
 MAX_SOURCE_BYTES = 64 << 20
 FIRST_FILES = FolderLimits(max_files=folders.DIFF.max_files, max_bytes=MAX_SOURCE_BYTES)
-"""Limits on what an image's working folder gives a workspace."""
+"""Limits on the files of an image that are searched."""
 EMPTY = "empty:"
 """The URI of a workspace without files."""
 IMAGE_FILES = frozenset(
@@ -41,8 +44,13 @@ class WorkspaceSource:
 
     uri: str
     tree: Tree
+    """Files that are written into a new workspace."""
+    first: Tree
+    """Files that it begins with, as far as they are at hand: also those of the template's image."""
+    base: bytes | None = None
+    """List of all of them, where most are in the template's image."""
     key: str
-    """Identity of the tree."""
+    """Identity of these files."""
     num_bytes: int
     index: SharedIndex
     """Search index of all workspaces that begin with these files."""
@@ -88,8 +96,7 @@ class WorkspaceSources:
             self._kept.move_to_end(key)
             return self._kept[key]
         if key not in self._loading:
-            first_files = None if task is None else task.first_files
-            read = asyncio.to_thread(self._read, uri, first_files)
+            read = asyncio.to_thread(self._read, uri, task)
             loading = asyncio.create_task(read, name=f"source {key}")
             loading.add_done_callback(lambda _: self._loading.pop(key, None))
             self._loading[key] = loading
@@ -104,20 +111,22 @@ class WorkspaceSources:
         ):
             self._kept.popitem(last=False)
 
-    def _read(self, uri: str, first_files: Path | None) -> WorkspaceSource:
-        """Read the files of an image and of a task.
+    def _read(self, uri: str, task: TaskTemplate | None) -> WorkspaceSource:
+        """Read a task's files, and the list of those in its image.
 
         Raises:
-            UserError: they are more than a workspace may have.
+            UserError: they are more than a task may add.
+            CorruptError: the list is damaged.
         """
-        tree = {} if first_files is None else _read_first_files(uri, first_files)
-        if uri != EMPTY:
-            tree |= self._read_folder(uri)
+        tree = {} if uri == EMPTY else self._read_folder(uri)
         num_bytes = sum(len(file.content) for file in tree.values())
         if num_bytes > MAX_SOURCE_BYTES:
             what = f"holds {num_bytes} bytes, more than {MAX_SOURCE_BYTES}"
             raise UserError(_invalid_workspace(uri, what))
-        return self._source(uri, tree)
+        if task is None or task.base is None:
+            return self._source(uri, tree, tree)
+        first = {} if task.first_files is None else _read_first_files(uri, task.first_files)
+        return self._source(uri, tree, first | tree, _read_base(task.base, tree))
 
     def _read_folder(self, uri: str) -> dict[str, File]:
         """Read the task's own files.
@@ -134,29 +143,45 @@ class WorkspaceSources:
             if path not in IMAGE_FILES
         }
 
-    def _source(self, uri: str, tree: Tree) -> WorkspaceSource:
-        contents = {path: file.content for path, file in tree.items()}
+    def _source(
+        self, uri: str, tree: Tree, searched: Tree, base: bytes | None = None
+    ) -> WorkspaceSource:
+        contents = {path: file.content for path, file in searched.items()}
         return WorkspaceSource(
             uri=uri,
             tree=tree,
-            key=trees.tree_identity(tree),
-            num_bytes=sum(map(len, contents.values())),
+            first=searched,
+            base=base,
+            key=trees.tree_identity(tree) if base is None else blake3(base).hexdigest(),
+            num_bytes=sum(map(len, contents.values())) + len(base or b""),
             index=SharedIndex(contents, self.embedder),
             search_service=self.search_service,
         )
 
 
-def _read_first_files(uri: str, folder: Path) -> dict[str, File]:
-    """Read the regular files of an image's working folder; links are left out.
+def _read_base(path: Path, tree: Tree) -> bytes:
+    """The list of an image's files, and of those that a task adds.
 
     Raises:
-        UserError: there are more than a workspace may have.
+        CorruptError: it is damaged.
+    """
+    try:
+        listed = base_files.decode_base(path.read_bytes())
+    except (OSError, DecodeError) as cause:
+        raise CorruptError(f"{path}: {cause}; remove the folder to pull it again") from cause
+    return base_files.encode_base(listed | base_files.list_tree(tree))
+
+
+def _read_first_files(uri: str, folder: Path) -> dict[str, File]:
+    """Read the copies of an image's files.
+
+    Raises:
+        UserError: there are more than are searched.
     """
     try:
         return folders.read_tree(folder, FIRST_FILES).tree
     except TooLargeError as cause:
-        problem = _invalid_workspace(uri, f"begins with its image's working folder: {cause}")
-        raise UserError(problem) from cause
+        raise UserError(_invalid_workspace(uri, f"begins with its image's: {cause}")) from cause
 
 
 def _invalid_workspace(uri: str, what: str) -> Problem:

@@ -12,6 +12,7 @@ MANIFEST = "manifest.json"
 FILES = ("vmlinuz", "initramfs.gz", "root.sqsh")
 UPPER = "upper.ext4"
 FIRST_FILES = "workspace"
+BASE = "base.pb"
 MAX_MANIFEST_BYTES = 1 << 20
 
 
@@ -46,8 +47,13 @@ class BuiltImage:
         return self.folder / "root.sqsh"
 
     @property
+    def base(self) -> Path | None:
+        """List of the files of its repository, where it was made from an image that has one."""
+        return self.folder / BASE if (self.folder / BASE).is_file() else None
+
+    @property
     def first_files(self) -> Path | None:
-        """The first files of its workspaces, where it was made from an image with a repository."""
+        """Copies of these files, the smallest first, within limits."""
         folder = self.folder / FIRST_FILES
         return folder if folder.is_dir() else None
 

@@ -28,6 +28,8 @@ TEMPORARY_BYTES = 64 * MIB
 """Size of /tmp; /tests, /logs and /dev/shm get a quarter each."""
 PROCESSES = 64
 OPEN_FILES = 256
+GUEST_PROCESSES, GUEST_OPEN_FILES, GUEST_FILE_BYTES = 512, 4096, 1024 * MIB
+"""The same inside of guests, whose memory and disk are their own: compilers and servers start."""
 FLOOD_BYTES = 256 * MIB
 """A command that has printed this much is ended: reading it all would starve others."""
 FREE_DISK_BYTES = 128 * MIB

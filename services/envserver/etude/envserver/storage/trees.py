@@ -64,6 +64,17 @@ def apply_diff(
     return result
 
 
+def allowed_deletions(diff: environments_pb2.WorkspaceDiff, artefacts: Iterable[str]) -> list[str]:
+    """Deleted paths that match a pattern; no pattern allows all.
+
+    Raises:
+        InvalidFieldError: a path or a pattern is invalid.
+    """
+    for path in diff.deleted:
+        _check_path(path, "diff.deleted")
+    return sorted(_allowed(list(diff.deleted), artefacts))
+
+
 def files_of(messages: Iterable[environments_pb2.WorkspaceFile], field: str) -> dict[str, File]:
     """Files of a message by path.
 

@@ -115,7 +115,7 @@ class TaskVerifier:
             ),
             reward_path=harbor_task.REWARD_PATH,
         )
-        answer = await self.grader.grade(place.source.tree, job, template=place.template)
+        answer = await self.grader.grade(place.source, job, template=place.template)
         if answer.timed_out:
             what = f"the verifier did not end within {task.verifier_timeout_s:g} s"
             return _Attempt(reward=None, finding=what + _network(answer.output))

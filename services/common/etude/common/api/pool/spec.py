@@ -124,15 +124,19 @@ class Slot(Model):
     """Memory of a microVM, 256 unless set; with GVisor what the files of its workspace may take;
     with Process what the processes of one command may take together, 1024 unless set."""
     processes: Annotated[int, Field(ge=16, le=32_768)] | None = None
-    """Processes and threads of one command: 64 unless set. For Process only, like the next three:
-    compilers and servers take more than the default."""
+    """Processes and threads of one command: 512 unless set, and 64 with Process."""
     open_files: Annotated[int, Field(ge=64, le=1_048_576)] | None = None
-    """Files that each process may have open: 256 unless set."""
+    """Files that each process may have open: 4,096 unless set, and 256 with Process."""
     file_mib: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
-    """Largest file that a command may write, in MiB: 64 unless set."""
+    """Largest file that a command may write, in MiB: 1,024 unless set, and 64 with Process."""
     temporary_mib: Annotated[int, Field(ge=4, le=65_536)] | None = None
-    """Size of /tmp in memory, in MiB, and of the home of commands, which is there: 64 unless set.
-    /logs and /dev/shm get a quarter each."""
+    """With Process, size of /tmp in memory, in MiB, and of the home of commands, which is there: 64
+    unless set. /logs and /dev/shm get a quarter each."""
+    change_mib: Annotated[int, Field(ge=1, le=64)] | None = None
+    """The most that a policy may change, in MiB of changed files: 64 unless set. More ends its
+    rollout as failed: CHANGE_TOO_LARGE. A run scores at most 3 MiB, whatever this says."""
+    change_files: Annotated[int, Field(ge=1, le=20_000)] | None = None
+    """The most files that a policy may change: 20,000 unless set."""
 
 
 class Quarantine(StrEnum):

@@ -1,6 +1,7 @@
 """OCI runtime bundle of a gVisor container. Pure."""
 
 import errno
+import json
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,14 +29,16 @@ _SMALL_SHARE = 4
 """Divisor of the workspace's size that gives the size of folders for logs and temporary files."""
 
 
-def spec(root: Path, *, memory_mib: int) -> Mapping[str, Any]:
+def spec(root: Path, *, memory_mib: int, has_workspace: bool = False) -> Mapping[str, Any]:
     """Build a bundle's config.json.
 
     Args:
-        root: the image's files, read-only: changes stay in the sandbox's memory.
+        root: the image's files, read-only: changes stay in the sandbox's memory, or with a
+            workspace of the image on the disk.
         memory_mib: size limit of its workspace. Each of five more folders gets a quarter of it;
             other
             folders of the image have no limit.
+        has_workspace: True if the workspace is a folder of the image.
     """
     capabilities = dict.fromkeys(("bounding", "effective", "permitted"), _CAPABILITIES)
     kinds = ("pid", "network", "ipc", "uts", "mount")
@@ -53,12 +56,17 @@ def spec(root: Path, *, memory_mib: int) -> Mapping[str, Any]:
             "noNewPrivileges": True,
             "capabilities": capabilities,
         },
-        "mounts": _mounts(memory_mib),
+        "mounts": _mounts(memory_mib, has_workspace=has_workspace),
         "linux": {
             "namespaces": [{"type": kind} for kind in kinds],
             "seccomp": {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": _no_devices()},
         },
     }
+
+
+def writes_to_disk(config: bytes) -> bool:
+    """True if what a container of this config writes belongs on the disk: its workspace does."""
+    return not any(each["destination"] == WORKSPACE for each in json.loads(config)["mounts"])
 
 
 def _no_devices() -> list[Mapping[str, Any]]:
@@ -82,16 +90,18 @@ def _no_devices() -> list[Mapping[str, Any]]:
     ]
 
 
-def _mounts(memory_mib: int) -> list[Mapping[str, Any]]:
+def _mounts(memory_mib: int, *, has_workspace: bool) -> list[Mapping[str, Any]]:
     small_mib = max(1, memory_mib // _SMALL_SHARE)
     mine = f"mode=0755,uid={INSIDE_UID},gid={INSIDE_UID}"
+    # Caches of package managers go to the home of commands, which is /tmp.
+    temporary = ("/dev/shm",) if has_workspace else ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108
     return [
         {"destination": "/proc", "type": "proc", "source": "proc"},
         # runsc ignores a size for it; commands cannot write there.
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
-        _memory(WORKSPACE, memory_mib, mine),
+        *([] if has_workspace else [_memory(WORKSPACE, memory_mib, mine)]),
         _memory(LOGS, small_mib, mine),
-        *(_memory(path, small_mib, "mode=1777") for path in ("/tmp", "/var/tmp", "/dev/shm")),  # noqa: S108
+        *(_memory(path, small_mib, "mode=1777") for path in temporary),
         _memory("/run", small_mib, "mode=0755"),
     ]
 

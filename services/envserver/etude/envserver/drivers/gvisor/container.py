@@ -73,9 +73,17 @@ class GvisorContainer(GuestCaller):
     _dialling: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @classmethod
-    async def start(cls, runsc: RunscClient, folder: Path, root: Path, *, memory_mib: int) -> Self:
+    async def start(
+        cls,
+        runsc: RunscClient,
+        folder: Path,
+        root: Path,
+        *,
+        memory_mib: int,
+        has_workspace: bool = False,
+    ) -> Self:
         """Start a container of an image's root in an empty folder; its agent answers."""
-        spec = bundle.spec(root, memory_mib=memory_mib)
+        spec = bundle.spec(root, memory_mib=memory_mib, has_workspace=has_workspace)
         (folder / CONFIG).write_text(json.dumps(spec))
         made = await cls._start(runsc, folder, ("run",), generation=1)
         try:
@@ -167,11 +175,13 @@ class GvisorContainer(GuestCaller):
     ) -> Self:
         name = f"{_NAME}{secrets.token_hex(12)}"
         pid_file = folder / "pid"
+        disk = folder if bundle.writes_to_disk((folder / CONFIG).read_bytes()) else None
         ends = make_pipes(folder)
         options = ("-detach", "-bundle", str(folder), "-pid-file", str(pid_file), name)
         runsc.live.add(name)
         starting = asyncio.create_task(
-            runsc.start((*words, *options), ends=ends, log=folder / "log"), name=f"start {name}"
+            runsc.start((*words, *options), ends=ends, log=folder / "log", disk=disk),
+            name=f"start {name}",
         )
         try:
             await asyncio.shield(starting)

@@ -5,7 +5,8 @@ network, no capability, no file but what a second process hands it, read-only, a
 own calls. Not covered: bugs that lead through both, CPU caches, neighbours' share of CPU, and
 memory: the commands of one environment together may take more than its slot says, running, and with
 files in folders of the image that all users may write to, which are an overlay in memory without a
-limit. So it is MODERATE: for untrusted templates, where there is no hardware virtualisation.
+limit; of a task's image it is on the host's disk, without a limit either. So it is MODERATE: for
+untrusted templates, where there is no hardware virtualisation.
 """
 
 import asyncio
@@ -47,12 +48,14 @@ from etude.envserver.drivers.gvisor.sandbox import (
     GvisorSandbox,
     current_container,
 )
+from etude.envserver.guest.commands import CommandSettings, guest_limits
 from etude.envserver.images import host_programs
 from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.images.pull.bounded_program import FillLimits, measure_folder
 from etude.envserver.isolation import sandbox_layout
 from etude.envserver.storage import folders
+from etude.v1 import guest_pb2
 
 _LIMIT_S = 900.0
 
@@ -106,6 +109,8 @@ class GvisorDriver(Driver):
     """Image of each pool template, by the template's name."""
     memory_mib: int
     """Size limit of one environment's workspace."""
+    limits: guest_pb2.GuestLimits = field(default_factory=guest_limits)
+    """Limits of each command."""
     name: str = "gvisor"
     strength: IsolationStrength = IsolationStrength.MODERATE
     caps: DriverCapabilities = _CAPS
@@ -164,6 +169,7 @@ class GvisorDriver(Driver):
             begin=begin,
             slots=self._slots,
             image_environment=self._image_environment(template),
+            limits=self.limits,
         )
         return GvisorSandbox(folder, runner, factory)
 
@@ -176,8 +182,9 @@ class GvisorDriver(Driver):
             return await guest_grading.grade_new(
                 container,
                 work,
-                environment=sandbox_layout.command_environment(
-                    self._image_environment(work.template)
+                CommandSettings(
+                    sandbox_layout.command_environment(self._image_environment(work.template)),
+                    self.limits,
                 ),
                 start=start,
                 destroy=container.destroy,
@@ -207,9 +214,9 @@ class GvisorDriver(Driver):
         left = [each for each in entries if each.name not in known]
         return {each.name: measure_folder(each, FillLimits()).num_bytes for each in left}
 
-    @override
-    def is_repeatable(self, command: str) -> bool:
-        return sandbox_layout.parse_warm_command(command) is not None
+    def _has_workspace(self, template: str) -> bool:
+        image = self._task_images.get(template)
+        return image is not None and image.base is not None
 
     def _image_environment(self, template: str) -> Mapping[str, str]:
         image = self.images.get(template) or self._task_images.get(template)
@@ -221,7 +228,11 @@ class GvisorDriver(Driver):
             raise RunscError(f"template {template!r} was not unpacked")
         async with self._slots:
             return await GvisorContainer.start(
-                self._runsc, folder, root, memory_mib=self.memory_mib
+                self._runsc,
+                folder,
+                root,
+                memory_mib=self.memory_mib,
+                has_workspace=self._has_workspace(template),
             )
 
     async def _try_out(self) -> None:

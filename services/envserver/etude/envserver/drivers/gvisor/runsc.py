@@ -67,8 +67,6 @@ class RunscClient:
         default=(
             "--platform=systrap",
             "--network=none",
-            # The image is read-only; changes are in memory, and so in checkpoints.
-            "--overlay2=root:memory",
             # The user-space kernel opens no file of the machine itself: it asks a second process.
             "--directfs=false",
             "--host-uds=none",
@@ -79,15 +77,25 @@ class RunscClient:
         )
     )
 
-    async def start(self, words: Sequence[str], *, ends: tuple[int, int], log: Path) -> None:
+    async def start(
+        self, words: Sequence[str], *, ends: tuple[int, int], log: Path, disk: Path | None = None
+    ) -> None:
         """Run or restore a container, which outlives the command and this process.
+
+        Args:
+            words: the command and its options.
+            ends: its standard input and output.
+            log: file of its messages.
+            disk: folder that holds what is written over the image, which is read-only; without it
+                memory does. Checkpoints have it in both cases.
 
         Raises:
             RunscError: it failed; the message has the last words.
         """
+        overlay = "root:memory" if disk is None else f"root:dir={disk}"
         with log.open("wb") as file:
             process = await asyncio.create_subprocess_exec(
-                *self._command(words),
+                *self._command((f"--overlay2={overlay}", *words)),
                 stdin=ends[0],
                 stdout=ends[1],
                 stderr=file,

@@ -29,6 +29,7 @@ from etude.envserver.guest.workspace_files import write_tree
 from etude.envserver.isolation import sandbox_layout
 from etude.envserver.storage.folders import FolderLimits
 from etude.envserver.storage.trees import Tree
+from etude.v1 import guest_pb2
 
 FOLDER, CURRENT, PAUSED = "gvisor", "current", "paused"
 OF = "of"
@@ -46,6 +47,8 @@ class ContainerFactory:
     """Slots for CPU-bound work of the host."""
     image_environment: Mapping[str, str]
     """Variables that its image says."""
+    limits: guest_pb2.GuestLimits
+    """Limits of each command."""
 
 
 class GvisorSandbox(GuestSandbox[GvisorContainer]):
@@ -54,7 +57,7 @@ class GvisorSandbox(GuestSandbox[GvisorContainer]):
     guest_word = "container"
 
     def __init__(self, lease: Path, runner: Runner, factory: ContainerFactory) -> None:
-        super().__init__(lease, runner, None)
+        super().__init__(lease, runner, None, factory.limits)
         self._folder, self._factory = lease / FOLDER, factory
         self._generation = 1
         self._guest = self._find_container()

@@ -121,9 +121,10 @@ class ProcessDriver(FolderDriver):
         return FolderSandbox(folder, runner, self.run, self.owner(), launch=self.launch, gate=gate)
 
     @override
-    def is_repeatable(self, command: str) -> bool:
+    def repeatable_key(self, command: str) -> str:
         # A result that depends on other hosts is not decided by the files.
-        return self.egress is None and FolderDriver.is_repeatable(self, command)
+        key = FolderDriver.repeatable_key(self, command) if self.egress is None else ""
+        return key and f"{self.limits} {key}"
 
     async def launch(self, workspace: Path, program: Program) -> PipedProgram:
         """Start an interactive program.

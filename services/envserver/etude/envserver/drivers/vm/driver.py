@@ -51,10 +51,12 @@ from etude.envserver.drivers.vm.suspend.lease_vm import (
 )
 from etude.envserver.drivers.vm.vmm_processes import VM_FOLDER, VmFolders
 from etude.envserver.egress.environment_egress import PoolEgress
+from etude.envserver.guest.commands import CommandSettings, guest_limits
 from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.images.pull.bounded_program import FillLimits, measure_folder
 from etude.envserver.isolation import sandbox_layout
 from etude.envserver.storage import folders
+from etude.v1 import guest_pb2
 
 WARM_POOL = "stock"
 """Name of the warm pools' folder, next to that of the leases."""
@@ -75,6 +77,8 @@ class VmDriver(Driver):
     jail: Jail = field(default_factory=Jail)
     egress: PoolEgress | None = None
     """Egress policy; None denies everything."""
+    limits: guest_pb2.GuestLimits = field(default_factory=guest_limits)
+    """Limits of each command."""
     caps: DriverCapabilities = CAPS
     start_kind: StartKind | None = None
     leases: Path = field(init=False)
@@ -162,6 +166,7 @@ class VmDriver(Driver):
             suspend_store=self._suspend_store,
             run_slots=self.scheduler.run_slots,
             idle_timeouts=self.idle_timeouts,
+            limits=self.limits,
             gate=egress.for_environment(pool_name, folder.name) if egress is not None else None,
             image_environment=self._image_environment(template),
         )
@@ -179,8 +184,9 @@ class VmDriver(Driver):
                 return await guest_grading.grade_new(
                     guest.channel,
                     work,
-                    environment=sandbox_layout.command_environment(
-                        self._image_environment(work.template)
+                    CommandSettings(
+                        sandbox_layout.command_environment(self._image_environment(work.template)),
+                        self.limits,
                     ),
                     start=start,
                     destroy=guest.destroy,
@@ -239,11 +245,6 @@ class VmDriver(Driver):
     async def _close_starter(self, starter: VmStarter) -> None:
         await starter.warm_pool.close()
         starter.template.close()
-
-    @override
-    def is_repeatable(self, command: str) -> bool:
-        # A result that depends on other hosts is not decided by the files.
-        return self.egress is None and sandbox_layout.parse_warm_command(command) is not None
 
     def _image_environment(self, template: str) -> Mapping[str, str]:
         image = self.images.get(template) or self._task_images.get(template)

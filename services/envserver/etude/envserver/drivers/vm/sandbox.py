@@ -1,7 +1,7 @@
 """Sandbox of one lease as a microVM."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from typing_extensions import override
@@ -24,6 +24,7 @@ from etude.envserver.drivers.vm.suspend.idle_policy import TRANSITIONAL
 from etude.envserver.drivers.vm.suspend.lease_vm import VmContext, suspended_file
 from etude.envserver.drivers.vm.vmm_processes import VM_FOLDER
 from etude.envserver.egress import proxy_variables
+from etude.envserver.guest.commands import CommandSettings
 from etude.envserver.guest.jobs import GuestJobs
 from etude.envserver.guest.workspace_files import write_tree
 from etude.envserver.isolation import sandbox_layout
@@ -39,7 +40,7 @@ class VmSandbox(GuestSandbox[AutoSuspendingVm]):
     def __init__(
         self, lease: Path, runner: Runner, context: VmContext, guest: AutoSuspendingVm | None = None
     ) -> None:
-        super().__init__(lease, runner, guest)
+        super().__init__(lease, runner, guest, context.limits)
         self._folder, self._context = lease / VM_FOLDER, context
 
     @property
@@ -64,13 +65,15 @@ class VmSandbox(GuestSandbox[AutoSuspendingVm]):
     async def verify(self, work: Verification) -> CommandOutcome:
         self._running.vm.close_egress()
         environment = sandbox_layout.command_environment(self._context.image_environment)
-        return await guest_grading.grade_fork(self._running, work, environment)
+        how = CommandSettings(environment, self._limits)
+        return await guest_grading.grade_fork(self._running, work, how)
 
     @override
-    async def verify_prepared(self, work: Verification, removed: Sequence[str]) -> CommandOutcome:
+    async def verify_prepared(self, work: Verification) -> CommandOutcome:
         self._running.vm.close_egress()
         environment = sandbox_layout.command_environment(self._context.image_environment)
-        return await guest_grading.grade_prepared(self._running, work, environment, removed)
+        how = CommandSettings(environment, self._limits)
+        return await guest_grading.grade_fresh(self._running, work, how)
 
     @override
     async def save(self, folder: Path, limits: FolderLimits) -> SavedSandbox:
@@ -99,7 +102,12 @@ class VmSandbox(GuestSandbox[AutoSuspendingVm]):
 
     @override
     async def start(self, program: Program) -> RunningProgram:
-        jobs = GuestJobs(channel=self._running, environment=self._environment, is_controllers=True)
+        jobs = GuestJobs(
+            channel=self._running,
+            environment=self._environment,
+            limits=self._limits,
+            is_controllers=True,
+        )
         return await job_programs.start_program(jobs, program)
 
     @override

@@ -1,11 +1,13 @@
 """Images that tasks name by digest, converted once on each machine.
 
 A pool's template gives the machine (kernel, initramfs, agent), the task's image the root file
-system. The image's working folder becomes /workspace: what was in it is the first files.
+system. The image's working folder is the workspace: it stays where it is, belongs to the user of
+commands, and /workspace leads to it.
 
-pulled/<address>/root.sqsh       the root, without the working folder's content
+pulled/<address>/root.sqsh       the root
                 /vmlinuz, …      of the template
-                /workspace/      what the working folder held
+                /base.pb         list of the files that changes are compared with
+                /workspace/      copies of these, the smallest first, within limits
                 /manifest.json   as of other images
 """
 
@@ -15,6 +17,7 @@ import hashlib
 import json
 import os
 import posixpath
+import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +27,15 @@ from etude.common.harbor.task_file import WORKSPACE
 from etude.common.pinned_images import InvalidImageError, PinnedImage
 from etude.envserver.images import built_image
 from etude.envserver.images.build_cache import BuildCache
-from etude.envserver.images.built_image import FILES, FIRST_FILES, MANIFEST, BuiltImage
+from etude.envserver.images.built_image import BASE, FILES, FIRST_FILES, MANIFEST, BuiltImage
 from etude.envserver.images.host_programs import SQUASHFS_OPTIONS, run_program
 from etude.envserver.images.initramfs import AGENT
 from etude.envserver.images.pull import image_config, image_layout, unpacking
 from etude.envserver.images.pull.bounded_program import FillLimits, fill_folder, measure_folder
 from etude.envserver.images.pull.registry_access import NO_ACCESS, RegistryAccess
+from etude.envserver.isolation.sandbox_layout import INSIDE_UID
+from etude.envserver.storage import base_files, git_index
+from etude.envserver.storage.folders import FolderLimits
 
 _FORMAT = 2
 """Raised when the same image is converted into another one."""
@@ -37,6 +43,9 @@ KIND = "pulled"
 """Folder of converted images in the cache."""
 _MOUNT_POINTS = ("dev", "proc", "sys", "run", "tmp", "var/tmp", "tests", "logs")
 """Folders that every guest and container mounts something on."""
+_PLAIN = re.compile(r"[A-Za-z0-9._+@/-]*")
+MAX_COPIES = FolderLimits(max_files=20_000, max_bytes=64 << 20)
+"""Limits on the files of a repository that a host has at hand: for searches, and to grade by."""
 _AGENT_LIMIT_S = 60.0
 
 
@@ -80,9 +89,10 @@ class ImagePuller:
             unpacking.unpack_layout(layout, tree, limits=self.limits)
             shutil.rmtree(layout)
             user = image_config.adopt_user(tree, config.user)
-            _split_workspace(tree, config.working_folder, folder / FIRST_FILES)
+            workspace = _place_workspace(tree, config.working_folder)
+            _list_base(workspace, folder)
             _add_machine(tree, machine, scratch)
-            _pack(tree, folder, self.limits)
+            _pack(tree, str(workspace.relative_to(tree)), folder, self.limits)
         for name in FILES:
             if name != "root.sqsh":
                 _share(machine.folder / name, folder / name)
@@ -108,37 +118,53 @@ def own_bytes(folder: Path) -> int:
     return measure_folder(folder, FillLimits()).num_bytes - shared
 
 
-def _split_workspace(tree: Path, name: str, target: Path) -> None:
-    """Move the working folder's content out of the root, and have its name lead to /workspace.
+def _place_workspace(tree: Path, name: str) -> Path:
+    """Give the working folder to the user of commands, and have /workspace lead to it.
 
     Raises:
         InvalidImageError: it is a link, or the image has another /workspace.
     """
-    target.mkdir()
-    if not name:
-        name = WORKSPACE.lstrip("/")
-    source = _inside(tree, name)
+    workspace = _inside(tree, WORKSPACE.lstrip("/"))
+    source = _inside(tree, name) if name else workspace
     if source.is_symlink():
         fix = "name the folder itself, not a link to it, in WORKDIR"
         raise InvalidImageError("image", f"its working folder {name!r} is a link", fix)
-    if source.is_dir():
-        target.rmdir()
-        source.rename(target)
-    workspace = _inside(tree, WORKSPACE.lstrip("/"))
-    if f"/{name}" != WORKSPACE:
-        source.parent.mkdir(parents=True, exist_ok=True)
-        source.symlink_to(WORKSPACE)
+    source.mkdir(parents=True, exist_ok=True)
+    if source != workspace:
         if workspace.is_symlink() or workspace.exists():
             fix = "make /workspace the image's WORKDIR, or leave it out of the image"
             raise InvalidImageError("image", f"it has {WORKSPACE} beside its working folder", fix)
-    workspace.mkdir()
+        workspace.symlink_to(f"/{name}")
+    for parent in source.relative_to(tree).parents:
+        # A folder such as /root is closed to the user of commands.
+        (tree / parent).chmod((tree / parent).stat().st_mode | 0o111)
+    return source
+
+
+def _list_base(workspace: Path, folder: Path) -> None:
+    """List the files of a repository, and copy them, the smallest first, within limits."""
+    tracked = git_index.tracked_paths(workspace)
+    # squashfs keeps whole seconds.
+    files = base_files.list_folder(workspace, tracked=tracked, keeps_ns=False)
+    (folder / BASE).write_bytes(base_files.encode_base(files))
+    (folder / FIRST_FILES).mkdir()
+    left = MAX_COPIES.max_bytes
+    for path in sorted(files, key=lambda each: files[each].size)[: MAX_COPIES.max_files]:
+        left -= files[path].size
+        if left < 0:
+            break
+        target = folder / FIRST_FILES / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(workspace / path, target, follow_symlinks=False)
+        target.chmod(0o755 if files[path].executable else 0o644)
 
 
 def _add_machine(tree: Path, machine: BuiltImage, scratch: Path) -> None:
     """Add the agent of the template's root, and the folders that mounts need."""
     for name in (*_MOUNT_POINTS, posixpath.dirname(AGENT).lstrip("/")):
         _inside(tree, f"{name}/any").parent.mkdir(parents=True, exist_ok=True)
-    _inside(tree, "tmp/any").parent.chmod(0o1777)
+    for name in ("tmp", "var/tmp"):
+        _inside(tree, f"{name}/any").parent.chmod(0o1777)
     part = AGENT.lstrip("/")
     words = ("unsquashfs", "-no-progress", "-quiet", "-dest", "agent", str(machine.root), part)
     run_program(words, what="agent", cwd=scratch, timeout_s=_AGENT_LIMIT_S)
@@ -149,10 +175,15 @@ def _add_machine(tree: Path, machine: BuiltImage, scratch: Path) -> None:
     tree.chmod(0o755)
 
 
-def _pack(tree: Path, folder: Path, limits: FillLimits) -> None:
+def _pack(tree: Path, workspace: str, folder: Path, limits: FillLimits) -> None:
+    """Pack the root; the workspace becomes the property of the user of commands."""
     # Without extended attributes: one of them gives a program the rights of root.
     options = [*SQUASHFS_OPTIONS, "-no-xattrs"]
-    options += [] if os.geteuid() == 0 else ["-all-root"]
+    if os.geteuid() != 0:
+        options += ["-action", "guid(0,0)@true"]
+    owner = f"guid({INSIDE_UID},{INSIDE_UID})"
+    for test in ("pathname", "subpathname"):
+        options += ["-action", f"{owner}@{test}({workspace})"]
     words = ("mksquashfs", str(tree), str(folder / "root.sqsh"), *options)
     fill_folder(words, folder, what="squashfs", limits=limits)
     (folder / "root.sqsh").chmod(0o644)

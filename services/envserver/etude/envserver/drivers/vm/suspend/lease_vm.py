@@ -33,6 +33,7 @@ from etude.envserver.drivers.vm.suspend.idle_policy import IdleTimeouts, PowerSt
 from etude.envserver.drivers.vm.vmm_processes import VM_FOLDER
 from etude.envserver.egress.environment_egress import EnvironmentEgress
 from etude.envserver.guest.calls import GuestReply, GuestRequest
+from etude.envserver.guest.commands import guest_limits
 from etude.envserver.guest.egress_listener import GuestEgressListener
 from etude.envserver.storage.folders import TooLargeError
 from etude.v1 import guest_pb2
@@ -262,6 +263,8 @@ class VmContext:
     gate: EnvironmentEgress | None = None
     image_environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that its image says."""
+    limits: guest_pb2.GuestLimits = field(default_factory=guest_limits)
+    """Limits of each command."""
 
     async def launch(self, folder: Path) -> LaunchedVm:
         """Start a VM that runs and answers, in an empty folder."""
