@@ -30,6 +30,14 @@ class Start(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     START_PAUSED_CLONE: _ClassVar[Start]
     START_DELTA: _ClassVar[Start]
 
+class LeaseClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEASE_CLASS_UNSPECIFIED: _ClassVar[LeaseClass]
+    LEASE_CLASS_TRAINING: _ClassVar[LeaseClass]
+    LEASE_CLASS_EVALUATION: _ClassVar[LeaseClass]
+    LEASE_CLASS_GRADING: _ClassVar[LeaseClass]
+    LEASE_CLASS_SERVING: _ClassVar[LeaseClass]
+
 class ToolErrorKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TOOL_ERROR_KIND_UNSPECIFIED: _ClassVar[ToolErrorKind]
@@ -63,6 +71,11 @@ START_SPAWN: Start
 START_SHELL: Start
 START_PAUSED_CLONE: Start
 START_DELTA: Start
+LEASE_CLASS_UNSPECIFIED: LeaseClass
+LEASE_CLASS_TRAINING: LeaseClass
+LEASE_CLASS_EVALUATION: LeaseClass
+LEASE_CLASS_GRADING: LeaseClass
+LEASE_CLASS_SERVING: LeaseClass
 TOOL_ERROR_KIND_UNSPECIFIED: ToolErrorKind
 TOOL_ERROR_KIND_TOOL: ToolErrorKind
 TOOL_ERROR_KIND_TIMEOUT: ToolErrorKind
@@ -97,7 +110,7 @@ class Caps(_message.Message):
     def __init__(self, files: _Optional[bool] = ..., memory: _Optional[bool] = ..., freeze: _Optional[bool] = ..., portable: _Optional[bool] = ..., egress: _Optional[bool] = ...) -> None: ...
 
 class LaunchBatchRequest(_message.Message):
-    __slots__ = ("run_id", "idempotency_key", "template", "workspace", "count", "toolset", "ttl_seconds", "queue_timeout_seconds", "group_id", "snapshot_id", "deadline_unix_ms", "on_expiry", "image", "is_repeated")
+    __slots__ = ("run_id", "idempotency_key", "template", "workspace", "count", "toolset", "ttl_seconds", "queue_timeout_seconds", "group_id", "snapshot_id", "deadline_unix_ms", "on_expiry", "image", "is_repeated", "lease_class")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +125,7 @@ class LaunchBatchRequest(_message.Message):
     ON_EXPIRY_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     IS_REPEATED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_CLASS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     idempotency_key: str
     template: str
@@ -126,7 +140,8 @@ class LaunchBatchRequest(_message.Message):
     on_expiry: OnExpiry
     image: str
     is_repeated: bool
-    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., template: _Optional[str] = ..., workspace: _Optional[_Union[WorkspaceSource, _Mapping]] = ..., count: _Optional[int] = ..., toolset: _Optional[str] = ..., ttl_seconds: _Optional[int] = ..., queue_timeout_seconds: _Optional[int] = ..., group_id: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., on_expiry: _Optional[_Union[OnExpiry, str]] = ..., image: _Optional[str] = ..., is_repeated: _Optional[bool] = ...) -> None: ...
+    lease_class: LeaseClass
+    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., template: _Optional[str] = ..., workspace: _Optional[_Union[WorkspaceSource, _Mapping]] = ..., count: _Optional[int] = ..., toolset: _Optional[str] = ..., ttl_seconds: _Optional[int] = ..., queue_timeout_seconds: _Optional[int] = ..., group_id: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., on_expiry: _Optional[_Union[OnExpiry, str]] = ..., image: _Optional[str] = ..., is_repeated: _Optional[bool] = ..., lease_class: _Optional[_Union[LeaseClass, str]] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("lease_id", "endpoint", "agent_token", "control_token", "expires_unix_ms", "isolation", "driver", "queued_ms", "start_ms", "start", "caps")
@@ -295,18 +310,20 @@ class WarmTarget(_message.Message):
     def __init__(self, template: _Optional[str] = ..., paused_clones: _Optional[int] = ..., shells: _Optional[int] = ...) -> None: ...
 
 class HeldLease(_message.Message):
-    __slots__ = ("lease", "idempotency_key", "index", "run_id", "request_digest")
+    __slots__ = ("lease", "idempotency_key", "index", "run_id", "request_digest", "lease_class")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LEASE_CLASS_FIELD_NUMBER: _ClassVar[int]
     lease: Lease
     idempotency_key: str
     index: int
     run_id: str
     request_digest: str
-    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., idempotency_key: _Optional[str] = ..., index: _Optional[int] = ..., run_id: _Optional[str] = ..., request_digest: _Optional[str] = ...) -> None: ...
+    lease_class: LeaseClass
+    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., idempotency_key: _Optional[str] = ..., index: _Optional[int] = ..., run_id: _Optional[str] = ..., request_digest: _Optional[str] = ..., lease_class: _Optional[_Union[LeaseClass, str]] = ...) -> None: ...
 
 class LeaseExpiry(_message.Message):
     __slots__ = ("lease_id", "expires_unix_ms")
@@ -385,7 +402,7 @@ class PrepareGroupResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class OpenEnvironmentsRequest(_message.Message):
-    __slots__ = ("leases", "template", "workspace", "toolset", "snapshot_id", "on_expiry", "image")
+    __slots__ = ("leases", "template", "workspace", "toolset", "snapshot_id", "on_expiry", "image", "node_id")
     LEASES_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     WORKSPACE_FIELD_NUMBER: _ClassVar[int]
@@ -393,6 +410,7 @@ class OpenEnvironmentsRequest(_message.Message):
     SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
     ON_EXPIRY_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
     leases: _containers.RepeatedCompositeFieldContainer[HeldLease]
     template: str
     workspace: WorkspaceSource
@@ -400,7 +418,8 @@ class OpenEnvironmentsRequest(_message.Message):
     snapshot_id: str
     on_expiry: OnExpiry
     image: str
-    def __init__(self, leases: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., template: _Optional[str] = ..., workspace: _Optional[_Union[WorkspaceSource, _Mapping]] = ..., toolset: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., on_expiry: _Optional[_Union[OnExpiry, str]] = ..., image: _Optional[str] = ...) -> None: ...
+    node_id: str
+    def __init__(self, leases: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., template: _Optional[str] = ..., workspace: _Optional[_Union[WorkspaceSource, _Mapping]] = ..., toolset: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., on_expiry: _Optional[_Union[OnExpiry, str]] = ..., image: _Optional[str] = ..., node_id: _Optional[str] = ...) -> None: ...
 
 class OpenEnvironmentsResponse(_message.Message):
     __slots__ = ("outcomes",)
