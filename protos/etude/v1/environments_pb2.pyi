@@ -212,7 +212,7 @@ class ReleaseLeasesResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "endpoint", "driver", "isolation", "slots", "held", "draining", "levels", "free_memory_bytes", "queue_ms", "snapshots", "begun", "generation", "base_generation", "ended_lease_ids", "images", "pulled_images", "moved_to")
+    __slots__ = ("node_id", "endpoint", "driver", "isolation", "slots", "held", "draining", "levels", "free_memory_bytes", "queue_ms", "snapshots", "begun", "generation", "base_generation", "ended_lease_ids", "images", "unavailable", "pool_revision", "pulled_images", "moved_to")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     DRIVER_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +229,8 @@ class HeartbeatRequest(_message.Message):
     BASE_GENERATION_FIELD_NUMBER: _ClassVar[int]
     ENDED_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    POOL_REVISION_FIELD_NUMBER: _ClassVar[int]
     PULLED_IMAGES_FIELD_NUMBER: _ClassVar[int]
     MOVED_TO_FIELD_NUMBER: _ClassVar[int]
     node_id: str
@@ -247,9 +249,11 @@ class HeartbeatRequest(_message.Message):
     base_generation: int
     ended_lease_ids: _containers.RepeatedScalarFieldContainer[str]
     images: _containers.RepeatedScalarFieldContainer[str]
+    unavailable: str
+    pool_revision: str
     pulled_images: _containers.RepeatedScalarFieldContainer[str]
     moved_to: str
-    def __init__(self, node_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., slots: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., draining: _Optional[bool] = ..., levels: _Optional[_Iterable[_Union[TemplateLevel, _Mapping]]] = ..., free_memory_bytes: _Optional[int] = ..., queue_ms: _Optional[int] = ..., snapshots: _Optional[_Iterable[_Union[HeldSnapshot, _Mapping]]] = ..., begun: _Optional[_Iterable[_Union[Beginning, _Mapping]]] = ..., generation: _Optional[int] = ..., base_generation: _Optional[int] = ..., ended_lease_ids: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., pulled_images: _Optional[_Iterable[str]] = ..., moved_to: _Optional[str] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., slots: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., draining: _Optional[bool] = ..., levels: _Optional[_Iterable[_Union[TemplateLevel, _Mapping]]] = ..., free_memory_bytes: _Optional[int] = ..., queue_ms: _Optional[int] = ..., snapshots: _Optional[_Iterable[_Union[HeldSnapshot, _Mapping]]] = ..., begun: _Optional[_Iterable[_Union[Beginning, _Mapping]]] = ..., generation: _Optional[int] = ..., base_generation: _Optional[int] = ..., ended_lease_ids: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., unavailable: _Optional[str] = ..., pool_revision: _Optional[str] = ..., pulled_images: _Optional[_Iterable[str]] = ..., moved_to: _Optional[str] = ...) -> None: ...
 
 class BrokerShard(_message.Message):
     __slots__ = ("name", "target")
@@ -334,20 +338,36 @@ class LeaseExpiry(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., expires_unix_ms: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("close_lease_ids", "renewed", "warm", "generation", "images", "shards")
+    __slots__ = ("close_lease_ids", "renewed", "warm", "generation", "images", "shards", "pool_revision", "may_restart")
     CLOSE_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
     RENEWED_FIELD_NUMBER: _ClassVar[int]
     WARM_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    POOL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    MAY_RESTART_FIELD_NUMBER: _ClassVar[int]
     close_lease_ids: _containers.RepeatedScalarFieldContainer[str]
     renewed: _containers.RepeatedCompositeFieldContainer[LeaseExpiry]
     warm: _containers.RepeatedCompositeFieldContainer[WarmTarget]
     generation: int
     images: _containers.RepeatedCompositeFieldContainer[_plan_pb2.PlannedImage]
     shards: _containers.RepeatedCompositeFieldContainer[BrokerShard]
-    def __init__(self, close_lease_ids: _Optional[_Iterable[str]] = ..., renewed: _Optional[_Iterable[_Union[LeaseExpiry, _Mapping]]] = ..., warm: _Optional[_Iterable[_Union[WarmTarget, _Mapping]]] = ..., generation: _Optional[int] = ..., images: _Optional[_Iterable[_Union[_plan_pb2.PlannedImage, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[BrokerShard, _Mapping]]] = ...) -> None: ...
+    pool_revision: str
+    may_restart: bool
+    def __init__(self, close_lease_ids: _Optional[_Iterable[str]] = ..., renewed: _Optional[_Iterable[_Union[LeaseExpiry, _Mapping]]] = ..., warm: _Optional[_Iterable[_Union[WarmTarget, _Mapping]]] = ..., generation: _Optional[int] = ..., images: _Optional[_Iterable[_Union[_plan_pb2.PlannedImage, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[BrokerShard, _Mapping]]] = ..., pool_revision: _Optional[str] = ..., may_restart: _Optional[bool] = ...) -> None: ...
+
+class DescribePoolRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribePoolResponse(_message.Message):
+    __slots__ = ("pool_json", "revision")
+    POOL_JSON_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    pool_json: str
+    revision: str
+    def __init__(self, pool_json: _Optional[str] = ..., revision: _Optional[str] = ...) -> None: ...
 
 class ListShardsRequest(_message.Message):
     __slots__ = ()
@@ -597,7 +617,7 @@ class WatchPoolRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchPoolResponse(_message.Message):
-    __slots__ = ("sequence", "nodes", "slots", "leased", "waiting", "granted_total", "expired_total", "driver", "isolation", "acquire_p50_ms", "acquire_p99_ms", "opening", "ready", "planned", "warm_percent", "start_p50_ms", "start_p95_ms", "lease_p50_seconds", "lease_p95_seconds", "told_unix_ms", "members", "held", "plans", "lease_seconds", "first_starts", "leased_by_run")
+    __slots__ = ("sequence", "nodes", "slots", "leased", "waiting", "granted_total", "expired_total", "driver", "isolation", "acquire_p50_ms", "acquire_p99_ms", "opening", "ready", "planned", "warm_percent", "start_p50_ms", "start_p95_ms", "lease_p50_seconds", "lease_p95_seconds", "told_unix_ms", "members", "held", "plans", "lease_seconds", "first_starts", "leased_by_run", "problems", "pool_revision")
     class LeasedByRunEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -631,6 +651,8 @@ class WatchPoolResponse(_message.Message):
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FIRST_STARTS_FIELD_NUMBER: _ClassVar[int]
     LEASED_BY_RUN_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    POOL_REVISION_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     nodes: int
     slots: int
@@ -657,7 +679,29 @@ class WatchPoolResponse(_message.Message):
     lease_seconds: _containers.RepeatedCompositeFieldContainer[_plan_pb2.LeaseQuantile]
     first_starts: _containers.RepeatedCompositeFieldContainer[FirstStarts]
     leased_by_run: _containers.ScalarMap[str, int]
-    def __init__(self, sequence: _Optional[int] = ..., nodes: _Optional[int] = ..., slots: _Optional[int] = ..., leased: _Optional[int] = ..., waiting: _Optional[int] = ..., granted_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., acquire_p50_ms: _Optional[int] = ..., acquire_p99_ms: _Optional[int] = ..., opening: _Optional[int] = ..., ready: _Optional[int] = ..., planned: _Optional[int] = ..., warm_percent: _Optional[int] = ..., start_p50_ms: _Optional[int] = ..., start_p95_ms: _Optional[int] = ..., lease_p50_seconds: _Optional[int] = ..., lease_p95_seconds: _Optional[int] = ..., told_unix_ms: _Optional[int] = ..., members: _Optional[_Iterable[_Union[NodeFigures, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[HeldFigures, _Mapping]]] = ..., plans: _Optional[_Iterable[_Union[PlanFigures, _Mapping]]] = ..., lease_seconds: _Optional[_Iterable[_Union[_plan_pb2.LeaseQuantile, _Mapping]]] = ..., first_starts: _Optional[_Iterable[_Union[FirstStarts, _Mapping]]] = ..., leased_by_run: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    problems: _containers.RepeatedCompositeFieldContainer[NodeProblem]
+    pool_revision: str
+    def __init__(self, sequence: _Optional[int] = ..., nodes: _Optional[int] = ..., slots: _Optional[int] = ..., leased: _Optional[int] = ..., waiting: _Optional[int] = ..., granted_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., acquire_p50_ms: _Optional[int] = ..., acquire_p99_ms: _Optional[int] = ..., opening: _Optional[int] = ..., ready: _Optional[int] = ..., planned: _Optional[int] = ..., warm_percent: _Optional[int] = ..., start_p50_ms: _Optional[int] = ..., start_p95_ms: _Optional[int] = ..., lease_p50_seconds: _Optional[int] = ..., lease_p95_seconds: _Optional[int] = ..., told_unix_ms: _Optional[int] = ..., members: _Optional[_Iterable[_Union[NodeFigures, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[HeldFigures, _Mapping]]] = ..., plans: _Optional[_Iterable[_Union[PlanFigures, _Mapping]]] = ..., lease_seconds: _Optional[_Iterable[_Union[_plan_pb2.LeaseQuantile, _Mapping]]] = ..., first_starts: _Optional[_Iterable[_Union[FirstStarts, _Mapping]]] = ..., leased_by_run: _Optional[_Mapping[str, int]] = ..., problems: _Optional[_Iterable[_Union[NodeProblem, _Mapping]]] = ..., pool_revision: _Optional[str] = ...) -> None: ...
+
+class NodeProblem(_message.Message):
+    __slots__ = ("node_id", "message")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    message: str
+    def __init__(self, node_id: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class UpdatePoolRequest(_message.Message):
+    __slots__ = ("pool_json",)
+    POOL_JSON_FIELD_NUMBER: _ClassVar[int]
+    pool_json: str
+    def __init__(self, pool_json: _Optional[str] = ...) -> None: ...
+
+class UpdatePoolResponse(_message.Message):
+    __slots__ = ("revision",)
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    revision: str
+    def __init__(self, revision: _Optional[str] = ...) -> None: ...
 
 class NodeFigures(_message.Message):
     __slots__ = ("node_id", "held", "idle_since_unix_ms", "cached", "vacating")

@@ -70,6 +70,11 @@ class EnvBrokerServiceStub:
                 request_serializer=etude_dot_v1_dot_environments__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=etude_dot_v1_dot_environments__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
+        self.DescribePool = channel.unary_unary(
+                '/etude.v1.EnvBrokerService/DescribePool',
+                request_serializer=etude_dot_v1_dot_environments__pb2.DescribePoolRequest.SerializeToString,
+                response_deserializer=etude_dot_v1_dot_environments__pb2.DescribePoolResponse.FromString,
+                _registered_method=True)
 
 
 class EnvBrokerServiceServicer:
@@ -125,6 +130,13 @@ class EnvBrokerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribePool(self, request, context):
+        """DescribePool is asked by a node as it starts, and when a heartbeat names a new revision.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EnvBrokerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -162,6 +174,11 @@ def add_EnvBrokerServiceServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=etude_dot_v1_dot_environments__pb2.HeartbeatRequest.FromString,
                     response_serializer=etude_dot_v1_dot_environments__pb2.HeartbeatResponse.SerializeToString,
+            ),
+            'DescribePool': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribePool,
+                    request_deserializer=etude_dot_v1_dot_environments__pb2.DescribePoolRequest.FromString,
+                    response_serializer=etude_dot_v1_dot_environments__pb2.DescribePoolResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -354,6 +371,33 @@ class EnvBrokerService:
             '/etude.v1.EnvBrokerService/Heartbeat',
             etude_dot_v1_dot_environments__pb2.HeartbeatRequest.SerializeToString,
             etude_dot_v1_dot_environments__pb2.HeartbeatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribePool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etude.v1.EnvBrokerService/DescribePool',
+            etude_dot_v1_dot_environments__pb2.DescribePoolRequest.SerializeToString,
+            etude_dot_v1_dot_environments__pb2.DescribePoolResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -637,6 +681,11 @@ class PoolServiceStub:
                 request_serializer=etude_dot_v1_dot_environments__pb2.DrainRequest.SerializeToString,
                 response_deserializer=etude_dot_v1_dot_environments__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.UpdatePool = channel.unary_unary(
+                '/etude.v1.PoolService/UpdatePool',
+                request_serializer=etude_dot_v1_dot_environments__pb2.UpdatePoolRequest.SerializeToString,
+                response_deserializer=etude_dot_v1_dot_environments__pb2.UpdatePoolResponse.FromString,
+                _registered_method=True)
 
 
 class PoolServiceServicer:
@@ -657,6 +706,13 @@ class PoolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdatePool(self, request, context):
+        """UpdatePool is called when a pool's spec has changed: what is revoked ends within two heartbeats.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PoolServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -669,6 +725,11 @@ def add_PoolServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=etude_dot_v1_dot_environments__pb2.DrainRequest.FromString,
                     response_serializer=etude_dot_v1_dot_environments__pb2.DrainResponse.SerializeToString,
+            ),
+            'UpdatePool': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdatePool,
+                    request_deserializer=etude_dot_v1_dot_environments__pb2.UpdatePoolRequest.FromString,
+                    response_serializer=etude_dot_v1_dot_environments__pb2.UpdatePoolResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -726,6 +787,33 @@ class PoolService:
             '/etude.v1.PoolService/Drain',
             etude_dot_v1_dot_environments__pb2.DrainRequest.SerializeToString,
             etude_dot_v1_dot_environments__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdatePool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etude.v1.PoolService/UpdatePool',
+            etude_dot_v1_dot_environments__pb2.UpdatePoolRequest.SerializeToString,
+            etude_dot_v1_dot_environments__pb2.UpdatePoolResponse.FromString,
             options,
             channel_credentials,
             insecure,

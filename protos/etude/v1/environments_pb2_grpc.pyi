@@ -47,6 +47,8 @@ class EnvBrokerServiceStub:
     """PrepareGroup is the last word before a group's LaunchBatch."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_environments_pb2.HeartbeatRequest, _environments_pb2.HeartbeatResponse]
     """Heartbeat registers a node and keeps it in rotation."""
+    DescribePool: _grpc.UnaryUnaryMultiCallable[_environments_pb2.DescribePoolRequest, _environments_pb2.DescribePoolResponse]
+    """DescribePool is asked by a node as it starts, and when a heartbeat names a new revision."""
 
 @_typing.type_check_only
 class EnvBrokerServiceAsyncStub(EnvBrokerServiceStub):
@@ -67,6 +69,8 @@ class EnvBrokerServiceAsyncStub(EnvBrokerServiceStub):
     """PrepareGroup is the last word before a group's LaunchBatch."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_environments_pb2.HeartbeatRequest, _environments_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """Heartbeat registers a node and keeps it in rotation."""
+    DescribePool: _aio.UnaryUnaryMultiCallable[_environments_pb2.DescribePoolRequest, _environments_pb2.DescribePoolResponse]  # type: ignore[assignment]
+    """DescribePool is asked by a node as it starts, and when a heartbeat names a new revision."""
 
 class EnvBrokerServiceServicer(metaclass=_abc_1.ABCMeta):
     """EnvBrokerService hands out environments of one pool. Every broker of the pool takes every call."""
@@ -126,6 +130,14 @@ class EnvBrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_environments_pb2.HeartbeatResponse, _abc.Awaitable[_environments_pb2.HeartbeatResponse]]:
         """Heartbeat registers a node and keeps it in rotation."""
+
+    @_abc_1.abstractmethod
+    def DescribePool(
+        self,
+        request: _environments_pb2.DescribePoolRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_environments_pb2.DescribePoolResponse, _abc.Awaitable[_environments_pb2.DescribePoolResponse]]:
+        """DescribePool is asked by a node as it starts, and when a heartbeat names a new revision."""
 
 def add_EnvBrokerServiceServicer_to_server(servicer: EnvBrokerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -219,6 +231,8 @@ class PoolServiceStub:
     """WatchPool streams the pool's state to the operator."""
     Drain: _grpc.UnaryUnaryMultiCallable[_environments_pb2.DrainRequest, _environments_pb2.DrainResponse]
     """Drain is asked before a node is given up: only one that every broker calls empty may go."""
+    UpdatePool: _grpc.UnaryUnaryMultiCallable[_environments_pb2.UpdatePoolRequest, _environments_pb2.UpdatePoolResponse]
+    """UpdatePool is called when a pool's spec has changed: what is revoked ends within two heartbeats."""
 
 @_typing.type_check_only
 class PoolServiceAsyncStub(PoolServiceStub):
@@ -229,6 +243,8 @@ class PoolServiceAsyncStub(PoolServiceStub):
     """WatchPool streams the pool's state to the operator."""
     Drain: _aio.UnaryUnaryMultiCallable[_environments_pb2.DrainRequest, _environments_pb2.DrainResponse]  # type: ignore[assignment]
     """Drain is asked before a node is given up: only one that every broker calls empty may go."""
+    UpdatePool: _aio.UnaryUnaryMultiCallable[_environments_pb2.UpdatePoolRequest, _environments_pb2.UpdatePoolResponse]  # type: ignore[assignment]
+    """UpdatePool is called when a pool's spec has changed: what is revoked ends within two heartbeats."""
 
 class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
     """PoolService is how the operator sees a pool."""
@@ -248,5 +264,13 @@ class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_environments_pb2.DrainResponse, _abc.Awaitable[_environments_pb2.DrainResponse]]:
         """Drain is asked before a node is given up: only one that every broker calls empty may go."""
+
+    @_abc_1.abstractmethod
+    def UpdatePool(
+        self,
+        request: _environments_pb2.UpdatePoolRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_environments_pb2.UpdatePoolResponse, _abc.Awaitable[_environments_pb2.UpdatePoolResponse]]:
+        """UpdatePool is called when a pool's spec has changed: what is revoked ends within two heartbeats."""
 
 def add_PoolServiceServicer_to_server(servicer: PoolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
