@@ -92,6 +92,14 @@ class DrainHosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateBrokers:
+    """Give brokers the newest spec of their pool, which their mounted file gets a minute later."""
+
+    targets: tuple[str, ...]
+    pool_json: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordEvent:
     """Publish a Kubernetes Event about the object."""
 
@@ -119,6 +127,7 @@ Action = (
     | SendCommand
     | ReleaseOrder
     | DrainHosts
+    | UpdateBrokers
     | RecordEvent
     | AckReport
 )

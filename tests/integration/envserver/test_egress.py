@@ -1,5 +1,6 @@
 """What commands of the process driver reach through their pool's proxy, and what they do not."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from tests.support.environments.upstreams import World
 from tests.support.vm import guests
 
 from etude.agent.workspace import ExecResult
+from etude.common.api.pool.network import Network
 from etude.envserver.drivers.base import DriverUnavailableError, Sandbox, Verification
 from etude.envserver.drivers.process.driver import ProcessDriver
 
@@ -273,3 +275,27 @@ async def test_a_flood_of_connections_waits_for_its_turn(
 
     assert await sh(sandbox, "python3 flood.py") == "True\n"
     assert await sh(sandbox, "curl -sS http://shop.example.com/hello") == "hello from the shop\n"
+
+
+async def test_a_revoked_rule_cuts_what_is_open_and_refuses_what_comes(
+    driver: ProcessDriver, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    sandbox = await opened(driver)
+    assert await sh(sandbox, "curl -sS http://shop.example.com/hello") == "hello from the shop\n"
+    # It would read for an hour, and gives up after seconds.
+    slow = "curl -sS --limit-rate 1k --max-time 3 -o /dev/null http://shop.example.com/big?4194304"
+    reading = asyncio.create_task(sh(sandbox, slow))
+    await guests.until(lambda: any(seen.target.startswith("/big") for seen in world.seen))
+
+    rules = [rule for rule in RULES["rules"] if rule["name"] != "shop"]  # type: ignore[attr-defined]
+    network = Network.model_validate({**RULES, "rules": rules})
+    with caplog.at_level(logging.INFO):
+        cut = driver.replace_network(network, {"t": None})
+        await guests.until(lambda: "its rule was revoked" in caplog.text)
+
+    assert cut == 1
+    await reading
+    refused = await sh(sandbox, "curl -sS -o /dev/null -w '%{http_code}' http://shop.example.com/")
+    assert refused == "403"
+    other = await sh(sandbox, "curl -sS http://api.example.com/v1")
+    assert other == "hello from the shop\n"

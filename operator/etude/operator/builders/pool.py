@@ -73,6 +73,8 @@ ENVSERVER = "envserver"
 SUPERVISED_COMMAND = ("etude-envserver", "supervise")
 """Command of a host whose VMs survive the death of its daemon, and end with the pod."""
 
+POOL_ENTRY = "pool.json"
+"""Entry of a pool's ConfigMap with its spec for brokers and hosts."""
 BROKER_GRACE_S = 30
 HOST_GRACE_S = 60
 API_GRACE_S = 30
@@ -161,7 +163,7 @@ def _pool_map(pool: EnvPool) -> Manifest:
         spec=pool.spec.model_copy(update=size),
     )
     name = names.child(pool.metadata.name, "pool")
-    return config_map(pool, name, pool_labels(pool), {"pool.json": resolved.to_json()})
+    return config_map(pool, name, pool_labels(pool), {POOL_ENTRY: resolved.to_json()})
 
 
 def _pool_pod(pool: EnvPool, role: str, images: Mapping[str, str], platform: Platform) -> RolePod:
@@ -169,7 +171,7 @@ def _pool_pod(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pla
     secret = store.secret_ref if store is not None else None
     variables = [
         *base_env(PORTS[role], attempt=0),
-        env("ETUDE_POOL_FILE", f"{SPEC_FOLDER}/pool.json"),
+        env("ETUDE_POOL_FILE", f"{SPEC_FOLDER}/{POOL_ENTRY}"),
         *traces_env(platform),
         *_otlp_env(pool),
     ]

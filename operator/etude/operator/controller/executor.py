@@ -16,6 +16,7 @@ from etude.operator.actions import (
     RecordEvent,
     SendCommand,
     SetFinalizers,
+    UpdateBrokers,
     WriteStatus,
 )
 from etude.operator.clock import Clock
@@ -91,7 +92,7 @@ class ActionExecutor:
                 await self.cluster.delete(action.ref, uid=action.uid, grace_s=action.grace_s)
             case SetFinalizers() | Adopt() | CompleteRequest() | WriteStatus():
                 await self._write_back(action)
-            case SendCommand() | ReleaseOrder() | DrainHosts():
+            case SendCommand() | ReleaseOrder() | DrainHosts() | UpdateBrokers():
                 await self._send(about, action)
             case RecordEvent():
                 await self.events.record(about, action)
@@ -123,7 +124,9 @@ class ActionExecutor:
                     # Not through the status writer: a write that is held back here is lost.
                     await self.cluster.replace_status(asked, action.status.to_json())
 
-    async def _send(self, about: Manifest, order: SendCommand | ReleaseOrder | DrainHosts) -> None:
+    async def _send(
+        self, about: Manifest, order: SendCommand | ReleaseOrder | DrainHosts | UpdateBrokers
+    ) -> None:
         match order:
             case SendCommand():
                 await self._send_command(about, order)
@@ -131,6 +134,8 @@ class ActionExecutor:
                 await self._ask_release(about, order)
             case DrainHosts():
                 await drain_hosts(self.cluster, self.client, about, order)
+            case UpdateBrokers():
+                await update_brokers(self.cluster, self.client, about, order)
 
     async def _send_command(self, about: Manifest, order: SendCommand) -> None:
         """Send a command, unless it was sent recently; a lost one is sent again."""
@@ -182,6 +187,18 @@ async def drain_hosts(
         log.warning("pool %s: no host was drained: %s", pool, error)
     except TimeoutError:
         log.warning("pool %s: hosts stay, draining took longer than brokers hold them", pool)
+
+
+async def update_brokers(
+    cluster: Cluster, peers: RemoteClient, about: Manifest, action: UpdateBrokers
+) -> None:
+    """Give each broker the pool's spec; later passes ask again those that did not take it."""
+    namespace = about["metadata"].get("namespace", "default")
+    for target in action.targets:
+        try:
+            await peers.update_pool(cluster.address(namespace, target), action.pool_json)
+        except RemoteError as error:
+            log.warning("a broker did not take the pool's spec: %s", error)
 
 
 async def _empty_hosts(

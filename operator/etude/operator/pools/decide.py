@@ -7,8 +7,17 @@ from etude.common.api.kinds import EnvPool
 from etude.common.api.pool.autoscaling import ScalingMode
 from etude.common.api.pool.status import EnvPoolStatus
 from etude.common.api.status_types import Resolved
+from etude.common.pool_description import revision_of
 from etude.operator import names
-from etude.operator.actions import Action, Apply, ClockReading, Decision, Delete, DrainHosts
+from etude.operator.actions import (
+    Action,
+    Apply,
+    ClockReading,
+    Decision,
+    Delete,
+    DrainHosts,
+    UpdateBrokers,
+)
 from etude.operator.builders import pool as desired_pools
 from etude.operator.builders.addresses import broker_addresses
 from etude.operator.builders.platform import Platform
@@ -29,6 +38,7 @@ from etude.operator.pools.size import PoolSize, requested_size
 from etude.operator.pools.status import pool_status
 
 _OVER = {"Failed", "Succeeded"}
+_POOL = desired_pools.POOL_ENTRY
 _PARTS = {"Service", "StatefulSet", "NetworkPolicy"}
 """Kinds of children that come and go with a field; hosts are counted, and the ConfigMap stays."""
 
@@ -151,6 +161,23 @@ def _actions(
         if live is None or not is_applied(live, manifest):
             yield Apply(manifest=manifest, manager=names.POOL_FIELD_MANAGER)
     yield from _prune(pool, observed, {ref(manifest) for manifest in children})
+    yield from _update_brokers(pool, observed, children)
+
+
+def _update_brokers(
+    pool: EnvPool, observed: ObservedPool, children: Sequence[Manifest]
+) -> Iterator[Action]:
+    """The newest spec for the brokers that report another one; older releases report none."""
+    texts = (each["data"].get(_POOL) for each in children if each["kind"] == "ConfigMap")
+    text = next(filter(None, texts))
+    targets = broker_addresses(pool.metadata.name, pool.spec.brokers)
+    outdated = tuple(
+        targets[number]
+        for number, report in sorted(observed.report.by_broker.items())
+        if number < len(targets) and report.response.pool_revision not in {"", revision_of(text)}
+    )
+    if outdated:
+        yield UpdateBrokers(targets=outdated, pool_json=text)
 
 
 def _remove_hosts(pool: EnvPool, observed: ObservedPool, size: PoolSize) -> Iterator[Action]:

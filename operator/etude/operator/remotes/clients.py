@@ -93,6 +93,14 @@ class RemoteClient(Protocol):
         """
         ...
 
+    async def update_pool(self, target: str, pool_json: str) -> None:
+        """Give a broker the newest spec of its pool.
+
+        Raises:
+            RemoteError: it did not take it.
+        """
+        ...
+
 
 @dataclass(slots=True)
 class GrpcRemoteClient(RemoteClient):
@@ -164,6 +172,17 @@ class GrpcRemoteClient(RemoteClient):
                 raise RemoteError(f"{target}: {cause.details() or cause.code()}") from cause
         return frozenset(answer.empty_node_ids)
 
+    @override
+    async def update_pool(self, target: str, pool_json: str) -> None:
+        request = environments_pb2.UpdatePoolRequest(pool_json=pool_json)
+        async with _open_channel(target) as channel:
+            try:
+                await environments_pb2_grpc.PoolServiceStub(channel).UpdatePool(
+                    request, timeout=CONTROL_DEADLINE_S
+                )
+            except grpc.aio.AioRpcError as cause:
+                raise RemoteError(f"{target}: {cause.details() or cause.code()}") from cause
+
 
 @contextlib.asynccontextmanager
 async def _open_channel(target: str) -> AsyncIterator[grpc.aio.Channel]:
@@ -232,6 +251,8 @@ class MemoryRemoteClient(RemoteClient):
     """Hosts of the last request, by broker."""
     hosts_in_use: set[str] = field(default_factory=set)
     """Hosts that are not empty."""
+    pool_specs: dict[str, str] = field(default_factory=dict)
+    """The newest spec that each broker was given."""
     unresponsive: set[str] = field(default_factory=set)
     """Brokers that do not answer."""
 
@@ -274,3 +295,9 @@ class MemoryRemoteClient(RemoteClient):
             raise RemoteError(f"{target}: does not answer")
         self.drained[target] = frozenset(hosts)
         return self.drained[target] - self.hosts_in_use
+
+    @override
+    async def update_pool(self, target: str, pool_json: str) -> None:
+        if target in self.unresponsive:
+            raise RemoteError(f"{target}: does not answer")
+        self.pool_specs[target] = pool_json

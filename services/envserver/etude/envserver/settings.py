@@ -16,8 +16,6 @@ from etude.common.settings_fields import parse_flag, parse_path, parse_port
 class ServerSettings:
     """Settings that both roles have."""
 
-    pool_file: Path
-    """Resolved pool."""
     host: str
     port: int
     probe_port: int
@@ -34,7 +32,6 @@ class ServerSettings:
             ValueError: naming a variable that cannot be read.
         """
         return cls(
-            pool_file=Path(env["ETUDE_POOL_FILE"]),
             host=env.get("ETUDE_HOST", "127.0.0.1"),
             port=parse_port(env, "ETUDE_PORT", default_port),
             probe_port=parse_port(env, "ETUDE_PROBE_PORT", 8080),
@@ -49,6 +46,8 @@ class BrokerSettings:
     """Settings of a broker."""
 
     server: ServerSettings
+    pool_file: Path
+    """Resolved pool."""
     addresses: BrokerAddresses | None
     """Where the pool's brokers are found; None: this one is alone."""
     advertise: str
@@ -65,6 +64,7 @@ class BrokerSettings:
         text = env.get("ETUDE_BROKER_TARGET", "")
         return cls(
             server=ServerSettings.from_env(7020, env),
+            pool_file=Path(env["ETUDE_POOL_FILE"]),
             addresses=BrokerAddresses(_targets(text)) if text else None,
             advertise=env.get("ETUDE_ADVERTISE", ""),
         )
@@ -75,6 +75,8 @@ class HostSettings:
     """Settings of a host."""
 
     server: ServerSettings
+    pool_file: Path | None
+    """Resolved pool; without a file, the brokers describe it."""
     brokers: BrokerAddresses
     """Where the pool's brokers are found."""
     advertise: str
@@ -102,6 +104,7 @@ class HostSettings:
         server = ServerSettings.from_env(7030, env)
         return cls(
             server=server,
+            pool_file=parse_path(env, "ETUDE_POOL_FILE"),
             brokers=BrokerAddresses(_targets(env["ETUDE_BROKER_TARGET"])),
             advertise=env.get("ETUDE_ADVERTISE", ""),
             scratch=Path(env["ETUDE_SCRATCH"]),

@@ -23,7 +23,13 @@ ASK = b"CONNECT b.example.com:443 HTTP/1.1\r\nhost: b\r\n\r\n"
 async def gate() -> EnvironmentEgress:
     upstream = Upstream(FixedResolver({}), RedirectingConnector({}))
     rules = [AllowRule(name="r", host="a.example.com")]
-    return EnvironmentEgress("a", rules, upstream, SecretFiles(), EgressAccount(1 << 20))
+    return EnvironmentEgress(
+        lease_id="a",
+        rules=rules,
+        upstream=upstream,
+        secrets=SecretFiles(),
+        account=EgressAccount(1 << 20),
+    )
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from etude.common.api.kinds import EnvPool
+from etude.common.pool_description import revision_of
 from etude.operator.builders.platform import Platform
 from etude.operator.kube.interface import ApiRejectedError
 from etude.operator.kube.memory_cluster import MemoryCluster
@@ -216,3 +217,21 @@ async def test_a_host_on_its_way_out_keeps_its_ordinal() -> None:
     assert desired_ordinals([node(0, leaves=True), node(1)], 2) == (1, 2)
     assert desired_ordinals([node(3), node(5), node(7)], 2) == (3, 5, 7)
     assert desired_ordinals([], 2) == (0, 1)
+
+
+async def test_brokers_with_an_older_spec_are_given_the_newer_one(pool_lab: Any) -> None:
+    async def report(revision: str) -> None:
+        said = environments_pb2.WatchPoolResponse(sequence=1, pool_revision=revision)
+        pool_lab.peers.pools["repos-broker-0.repos-broker:7020"].append(said)
+        await pool_lab.settle()
+
+    (text,) = (
+        each["data"]["pool.json"]
+        for each in pool_lab.cluster.objects().values()
+        if each["kind"] == "ConfigMap" and "pool.json" in each["data"]
+    )
+    await report(revision_of(text))
+    assert not pool_lab.peers.pool_specs
+
+    await report("0" * 32)
+    assert pool_lab.peers.pool_specs == {"repos-broker-0.repos-broker:7020": text}

@@ -219,6 +219,13 @@ class Broker:
         if host is not None:
             self.warm_targets.pin(request, host, now_s=time.monotonic())
 
+    def replace_spec(self, spec: EnvPoolSpec) -> None:
+        """Serve by a newer spec of the pool from now on; leases that are granted go on."""
+        self.spec = spec
+        self._templates = frozenset(template.name for template in spec.templates)
+        self.placer.packs = spec.is_sized_for_demand
+        self.warm_targets.plans.templates = self._templates
+
     async def run(self, stop: asyncio.Event) -> None:
         """Expire leases and refresh targets until told to stop."""
         while not stop.is_set():

@@ -61,6 +61,8 @@ class HostState:
     """Time until the ordered environments have started."""
     memory_bytes: int | None = None
     """Memory for new environments; None if not reported."""
+    pool_revision: str = ""
+    """Of the pool's spec that it runs with."""
 
     @property
     def free(self) -> int:
@@ -108,6 +110,7 @@ class HostState:
         self.is_suspect = False
         self.queue_ms = float(told.queue_ms)
         self.memory_bytes = told.free_memory_bytes or None
+        self.pool_revision = told.pool_revision
         self.readiness_by_template = {
             level.template: TemplateReadiness.from_message(level) for level in told.levels
         }

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from etude.common import role_inputs, telemetry
+from etude.common import telemetry
+from etude.common.pool_description import read_description
 from etude.common.probes import Probes
 from etude.common.process import shutdown_signals
 from etude.common.rpc import server as rpc_server
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.host_client import GrpcHostClient
+from etude.envserver.broker.pool_updates import HostProblems, PoolUpdates
 from etude.envserver.broker.service import BrokerService, PoolService
 from etude.envserver.broker.shards.peer_service import PeerService
 from etude.envserver.broker.shards.peers import Peers
@@ -77,10 +79,15 @@ _SERVICES = (
 )
 
 
-def _add_services(server: grpc.aio.Server, router: ShardRouter, stop: asyncio.Event) -> None:
-    environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(BrokerService(router), server)
+def _add_services(
+    server: grpc.aio.Server, router: ShardRouter, updates: PoolUpdates, stop: asyncio.Event
+) -> None:
+    problems = HostProblems()
+    environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(
+        BrokerService(router, updates, problems), server
+    )
     environments_pb2_grpc.add_PoolServiceServicer_to_server(
-        PoolService(router.broker, stop), server
+        PoolService(router.broker, stop, updates, problems), server
     )
     broker_peers_pb2_grpc.add_BrokerPeerServiceServicer_to_server(PeerService(router), server)
 
@@ -91,7 +98,8 @@ async def serve(broker_settings: BrokerSettings) -> None:
     Leases outlive their broker: the next one hears of them from the hosts.
     """
     settings = broker_settings.server
-    pool = role_inputs.read_pool(settings.pool_file)
+    description = read_description(broker_settings.pool_file)
+    pool = description.pool
     provider = telemetry.setup_tracing(
         "etude-broker", otlp_endpoint=settings.otlp_endpoint, traces_file=settings.traces_file
     )
@@ -103,7 +111,7 @@ async def serve(broker_settings: BrokerSettings) -> None:
     server = rpc_server.Server(_SERVICES, settings.host, settings.port)
     probes = Probes(settings.probe_port, settings.host)
     stop = asyncio.Event()
-    _add_services(server.grpc_server, router, stop)
+    _add_services(server.grpc_server, router, PoolUpdates(broker, description), stop)
     with shutdown_signals(stop):
         await probes.start()
         await server.start()

@@ -4,16 +4,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import grpc
 from typing_extensions import override
 
-from etude.common.errors import InvalidFieldError
+from etude.common.errors import InvalidFieldError, WrongStateError
 from etude.common.tls.lease_owner import owned_run_id, owner_of
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.pool_report import make_report, unix_ms
+from etude.envserver.broker.pool_updates import HostProblems, PoolUpdates
 from etude.envserver.broker.shards.router import ShardRouter
 from etude.v1 import environments_pb2 as pb2
 from etude.v1 import environments_pb2_grpc
@@ -31,6 +32,9 @@ class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
     """Leases, for their clients and for the hosts."""
 
     router: ShardRouter
+    updates: PoolUpdates | None = None
+    """The pool's spec for its hosts; None where they have it from elsewhere."""
+    problems: HostProblems = field(default_factory=HostProblems)
 
     @override
     async def ListShards(
@@ -99,9 +103,27 @@ class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
     ) -> pb2.HeartbeatResponse:
         if not request.node_id or not request.endpoint:
             raise InvalidFieldError("node_id", "a node needs a name and an endpoint")
-        answer = self.router.broker.heartbeat(request)
+        now_s = time.monotonic()
+        self.problems.record(request.node_id, request.unavailable, now_s=now_s)
+        answer = pb2.HeartbeatResponse()
+        if not request.unavailable:
+            answer = self.router.broker.heartbeat(request)
         answer.shards.extend(self.router.peers.shards)
+        if self.updates is not None:
+            answer.pool_revision = self.updates.current.revision
+            answer.may_restart = self.updates.may_restart(
+                request.node_id, request.pool_revision, now_s=now_s
+            )
         return answer
+
+    @override
+    async def DescribePool(
+        self,
+        request: pb2.DescribePoolRequest,
+        context: Context[pb2.DescribePoolRequest, pb2.DescribePoolResponse],
+    ) -> pb2.DescribePoolResponse:
+        found = require_updates(self.updates).current
+        return pb2.DescribePoolResponse(pool_json=found.text, revision=found.revision)
 
 
 @dataclass(slots=True)
@@ -111,6 +133,8 @@ class PoolService(environments_pb2_grpc.PoolServiceServicer):
     broker: Broker
     stop: asyncio.Event
     """Ends the streams, which have no end of their own."""
+    updates: PoolUpdates | None = None
+    problems: HostProblems = field(default_factory=HostProblems)
 
     @override
     async def WatchPool(
@@ -121,6 +145,7 @@ class PoolService(environments_pb2_grpc.PoolServiceServicer):
         last, sent_s, sequence = None, 0.0, 0
         while not self.stop.is_set():
             present = make_report(self.broker)
+            self._add_spec_figures(present)
             if present != last or time.monotonic() - sent_s >= WATCH_MAX_SILENCE_S:
                 last, sent_s, sequence = present, time.monotonic(), sequence + 1
                 answer = pb2.WatchPoolResponse()
@@ -134,9 +159,37 @@ class PoolService(environments_pb2_grpc.PoolServiceServicer):
             except TimeoutError:
                 continue
 
+    def _add_spec_figures(self, report: pb2.WatchPoolResponse) -> None:
+        found = self.problems.current(now_s=time.monotonic())
+        report.problems.extend(
+            pb2.NodeProblem(node_id=name, message=message) for name, message in found.items()
+        )
+        if self.updates is not None:
+            report.pool_revision = self.updates.current.revision
+
     @override
     async def Drain(
         self, request: pb2.DrainRequest, context: Context[pb2.DrainRequest, pb2.DrainResponse]
     ) -> pb2.DrainResponse:
         empty = self.broker.drain_hosts(request.node_ids, hold_s=float(request.hold_seconds))
         return pb2.DrainResponse(empty_node_ids=empty)
+
+    @override
+    async def UpdatePool(
+        self,
+        request: pb2.UpdatePoolRequest,
+        context: Context[pb2.UpdatePoolRequest, pb2.UpdatePoolResponse],
+    ) -> pb2.UpdatePoolResponse:
+        revision = require_updates(self.updates).replace(request.pool_json)
+        return pb2.UpdatePoolResponse(revision=revision)
+
+
+def require_updates(updates: PoolUpdates | None) -> PoolUpdates:
+    """The pool's spec, for its hosts.
+
+    Raises:
+        WrongStateError: this broker was started without it.
+    """
+    if updates is None:
+        raise WrongStateError("this broker has no description of its pool")
+    return updates

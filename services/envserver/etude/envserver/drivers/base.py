@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from etude.agent.workspace import Workspace
 from etude.agent.workspace.interface import Runner
 from etude.common.errors import Problem, UnavailableError, UserError, WrongStateError
+from etude.envserver.drivers.egress_rules import NetworkUpdates
 from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.storage.folders import FolderContent, FolderLimits
@@ -294,7 +295,7 @@ class Sandbox(Protocol):
         """End all that runs in it. The caller removes the lease's folder."""
 
 
-class Driver(Protocol):
+class Driver(NetworkUpdates, Protocol):
     """Makes sandboxes; every method raises SandboxError for its own failures."""
 
     name: str

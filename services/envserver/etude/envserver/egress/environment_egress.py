@@ -1,10 +1,12 @@
 """Egress of one environment: its rules, its limits, its log of attempts."""
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from etude.common.api.pool.network import EgressMode, EgressPolicy, EgressRule, Network
 from etude.envserver import metrics
@@ -50,6 +52,30 @@ class EnvironmentEgress:
         default_factory=lambda: asyncio.Semaphore(MAX_CONNECTIONS)
     )
     lookups: HostLookups = field(default_factory=HostLookups)
+    _in_use: dict["asyncio.Task[object]", AllowRule] = field(default_factory=dict)
+    """Rule by which each open connection is allowed."""
+
+    @contextlib.contextmanager
+    def using(self, rule: AllowRule) -> Iterator[None]:
+        """Hold the current task's connection open under a rule, until that is revoked."""
+        task = asyncio.current_task()
+        assert task is not None, "connections are served by tasks"  # noqa: S101 - our own mistake
+        self._in_use[task] = rule
+        try:
+            yield
+        finally:
+            self._in_use.pop(task, None)
+
+    def replace_rules(self, rules: Sequence[AllowRule]) -> int:
+        """Apply newer rules at once; returns how many connections were cut for it.
+
+        A connection stays as long as the very rule that allowed it does.
+        """
+        self.rules = rules
+        revoked = [task for task, rule in self._in_use.items() if rule not in rules]
+        for task in revoked:
+            task.cancel("its rule was revoked")
+        return len(revoked)
 
     def count(self, attempt: EgressAttempt, *, sent: int = 0, received: int = 0) -> None:
         """Count bytes before they are passed on.
@@ -82,23 +108,45 @@ class EnvironmentEgress:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PoolEgress:
-    """The egress settings of a pool."""
+    """The egress settings of a pool, for its new environments and those that run."""
 
     network: Network
     templates: Mapping[str, Sequence[str] | None]
     """By template: names of the rules that it may use; None is all."""
     upstream: Upstream = field(default_factory=Upstream)
     secrets: SecretFiles = field(default_factory=SecretFiles)
+    _running: WeakKeyDictionary[EnvironmentEgress, str] = field(default_factory=WeakKeyDictionary)
+    """Template of each environment."""
 
     def for_environment(self, template: str, lease_id: str) -> EnvironmentEgress | None:
-        listed = self.templates.get(template, ())
-        rules = [rule for rule in _rules(self.network) if listed is None or rule.name in listed]
+        rules = self._rules_of(template)
         if not rules:
             return None
         account = EgressAccount(max_bytes=self.network.max_mib << 20)
-        return EnvironmentEgress(lease_id, rules, self.upstream, self.secrets, account)
+        made = EnvironmentEgress(
+            lease_id=lease_id,
+            rules=rules,
+            upstream=self.upstream,
+            secrets=self.secrets,
+            account=account,
+        )
+        self._running[made] = template
+        return made
+
+    def replace(self, network: Network, templates: Mapping[str, Sequence[str] | None]) -> int:
+        """Apply newer settings to running environments too; returns how many connections were cut.
+
+        An environment that was given no way out stays without one, whatever is added.
+        """
+        self.network, self.templates = network, templates
+        running = list(self._running.items())
+        return sum(each.replace_rules(self._rules_of(template)) for each, template in running)
+
+    def _rules_of(self, template: str) -> list[AllowRule]:
+        listed = self.templates.get(template, ())
+        return [rule for rule in _rules(self.network) if listed is None or rule.name in listed]
 
 
 def _rules(network: Network) -> Sequence[AllowRule]:

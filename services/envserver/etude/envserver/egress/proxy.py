@@ -7,6 +7,8 @@ So there is no second request to smuggle, nor an answer to desync.
 import asyncio
 import ssl
 import time
+from asyncio import CancelledError
+from typing import NamedTuple
 
 import h11
 
@@ -44,7 +46,11 @@ class EgressRefusedError(Exception):
 
 
 async def serve_connection(client: ByteStream, egress: EnvironmentEgress) -> None:
-    """Serve a connection to its end, and log it; it is closed then."""
+    """Serve a connection to its end, and log it; it is closed then.
+
+    Raises:
+        CancelledError: it was cut.
+    """
     attempt = EgressAttempt()
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
     metrics.egress_connections.inc()
@@ -57,6 +63,9 @@ async def serve_connection(client: ByteStream, egress: EnvironmentEgress) -> Non
     except h11.ProtocolError as error:
         # Its text quotes the line, in which a server may have sent a credential back.
         attempt.why = f"not HTTP: {type(error).__name__}"
+    except CancelledError:
+        attempt.why = "cut: its rule was revoked, or the environment ended"
+        raise
     except (OSError, TimeoutError) as error:
         # One side has closed the connection.
         attempt.why = str(error) or type(error).__name__
@@ -79,18 +88,40 @@ async def _serve(
         raise EgressRefusedError(EgressVerdict.LIMIT, SPENT)
     decision = policy.decide(egress.rules, wanted.attempt)
     rule = _allowed(decision, wanted, attempt)
-    if not egress.account.may_name(decision.host):
+    with egress.using(rule):
+        await _carry_out(
+            client, connection, egress, attempt, _Allowed(request, wanted, rule, decision.host)
+        )
+
+
+class _Allowed(NamedTuple):
+    """A request that a rule allows."""
+
+    request: h11.Request
+    wanted: ProxyRequest
+    rule: AllowRule
+    host: str
+    """Canonical."""
+
+
+async def _carry_out(
+    client: ByteStream,
+    connection: h11.Connection,
+    egress: EnvironmentEgress,
+    attempt: EgressAttempt,
+    allowed: _Allowed,
+) -> None:
+    request, wanted, rule, name = allowed
+    if not egress.account.may_name(name):
         raise EgressRefusedError(EgressVerdict.LIMIT, "too many different hosts")
     secret = _secret(egress, rule)
-    server = await _connect(
-        egress, UpstreamTarget(decision.host, rule.port, rule.mode is EgressMode.HTTPS)
-    )
+    server = await _connect(egress, UpstreamTarget(name, rule.port, rule.mode is EgressMode.HTTPS))
     attempt.verdict = EgressVerdict.ALLOWED
     try:
         if wanted.attempt.is_tunnel:
-            await run_tunnel(client, connection, server, decision.host, egress, attempt)
+            await run_tunnel(client, connection, server, name, egress, attempt)
         else:
-            host = decision.host if rule.port in {80, 443} else f"{decision.host}:{rule.port}"
+            host = name if rule.port in {80, 443} else f"{name}:{rule.port}"
             exchange = HttpExchange(client, connection, server, egress, attempt, rule.is_limited)
             await exchange.run(request, wanted.target, host, secret)
     except TunnelRefusedError as refusal:

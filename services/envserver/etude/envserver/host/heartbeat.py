@@ -14,6 +14,7 @@ from etude.envserver.host.broker_links import BrokerLinks
 from etude.envserver.host.host import Host
 from etude.envserver.host.leases.lease_changes import ConfirmedLeases, LeaseChanges
 from etude.envserver.host.leases.lease_fields import ISOLATION
+from etude.envserver.host.pool_following import PoolFollower
 from etude.envserver.host.task_images import WantedImage
 from etude.envserver.host.warm_minimum import NO_MINIMUM, WarmMinimum
 from etude.v1 import environments_pb2, plan_pb2
@@ -41,6 +42,8 @@ class HostHeartbeat:
     draining: bool = False
     minimum: WarmMinimum = NO_MINIMUM
     """Warm-pool bounds of the pool."""
+    follower: PoolFollower | None = None
+    """Follows the broker's spec of the pool; None for a host whose spec never changes."""
     _warm: Sequence[environments_pb2.WarmTarget] = field(default=(), init=False)
     """Newest warm-pool targets of the broker."""
     _images: Sequence[plan_pb2.PlannedImage] = field(default=(), init=False)
@@ -57,13 +60,15 @@ class HostHeartbeat:
     """Heartbeats in a row that the present broker has not answered."""
     _is_heard: bool = field(default=True, init=False)
     """True if a broker has taken the last heartbeat in."""
+    _may_restart: bool = field(default=False, init=False)
+    """True while the broker lets this host drain for a new spec."""
 
     def __post_init__(self) -> None:
         self._news = deque(maxlen=MAX_NEWS)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Send heartbeats until told to stop."""
-        while not stop.is_set():
+        """Send heartbeats until told to stop, or until it is time to start again."""
+        while not stop.is_set() and not self.is_due_to_restart:
             await self.send()
             # While no renewal can arrive, a lease that looks expired may be in use.
             if self._is_heard:
@@ -73,6 +78,15 @@ class HostHeartbeat:
                     await stop.wait()
             except TimeoutError:
                 continue
+
+    @property
+    def is_due_to_restart(self) -> bool:
+        """True once this host is empty, and has drained for a spec that asks for another start."""
+        return self._drains_for_spec and self.host.is_empty
+
+    @property
+    def _drains_for_spec(self) -> bool:
+        return self._may_restart and self.follower is not None and self.follower.needs_restart
 
     async def send(self) -> None:
         """Send one heartbeat to the broker that this host belongs to, or to the next one."""
@@ -117,6 +131,10 @@ class HostHeartbeat:
             await self._move(target, confirmed)
         self._num_unheard = 0
         self._warm, self._images = list(answer.warm), list(answer.images)
+        self._may_restart = answer.may_restart
+        if self.follower is not None:
+            stub = self.brokers.stub(target)
+            await self._run_in_background(self.follower.follow(answer.pool_revision, stub))
         self.host.renew(answer.renewed)
         await self._run_in_background(self.host.close(list(answer.close_lease_ids)))
         return True
@@ -180,7 +198,8 @@ class HostHeartbeat:
             generation=self._generation,
             base_generation=changes.base_generation,
             snapshots=self.host.states.snapshots.held_snapshots(),
-            draining=self.draining,
+            draining=self.draining or self._drains_for_spec,
+            pool_revision="" if self.follower is None else self.follower.revision,
             levels=warm_minimum.template_levels(readiness, self.host.start_tracker.num_awaited()),
             free_memory_bytes=readiness.free_memory_bytes,
             queue_ms=round(readiness.queue_ms),

@@ -97,6 +97,11 @@ class Host:
         names = {each.record.template for each in environments}
         return names | {each.template for each in self.states.snapshots.held_snapshots()}
 
+    @property
+    def is_empty(self) -> bool:
+        """True if it holds no environment, not even an expired one, and makes none."""
+        return not (self._held or self._opening or self._endings or len(self.expired_leases))
+
     def held_leases(self) -> list[environments_pb2.HeldLease]:
         """Every lease, for the broker."""
         leases = [environment.record.held for environment in self._held.values()]

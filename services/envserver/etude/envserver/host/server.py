@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
-from etude.common import role_inputs, stores, telemetry
+from etude.common import stores, telemetry
 from etude.common.api.pool.spec import EnvPoolSpec, IsolationLevel, Slot, Trust
 from etude.common.api.storage import StoreAccess
+from etude.common.pool_description import PoolDescription
 from etude.common.probes import Probes
 from etude.common.process import shutdown_signals
 from etude.common.role_inputs import ResolvedPool
@@ -21,11 +22,17 @@ from etude.envserver.host.broker_links import BrokerLinks
 from etude.envserver.host.grading import Grader
 from etude.envserver.host.heartbeat import HostHeartbeat
 from etude.envserver.host.host import Host
+from etude.envserver.host.pool_following import PoolFollower
+from etude.envserver.host.pool_start import (
+    first_description,
+    report_problem,
+    restart_process,
+)
 from etude.envserver.host.service import HostService
 from etude.envserver.host.snapshots.snapshot_store import SnapshotStore
 from etude.envserver.host.snapshots.state_service import StateService
 from etude.envserver.host.task_images import TaskImages
-from etude.envserver.host.warm_minimum import WarmMinimum, read_minimum
+from etude.envserver.host.warm_minimum import read_minimum
 from etude.envserver.host.workspace_sources import WorkspaceSources, load_embedder
 from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.pull.pulled_image import ImagePuller
@@ -95,8 +102,31 @@ DRAIN_S = 20.0
 
 
 async def serve(settings: HostSettings) -> None:
-    """Start the driver, continue a predecessor's leases, serve until SIGTERM."""
-    pool = role_inputs.read_pool(settings.server.pool_file)
+    """Start the driver, continue a predecessor's leases, serve until SIGTERM.
+
+    A host that the brokers describe the pool to probes this machine again and again until its
+    driver can be had; one with a file exits, for the operator to see.
+
+    Raises:
+        DriverUnavailableError: this machine cannot meet the pool's requirements.
+    """
+    async with AsyncExitStack() as stack:
+        brokers = BrokerLinks(settings.brokers, settings.server.pod)
+        stack.push_async_callback(brokers.close)
+        description = await first_description(settings, brokers)
+        try:
+            starts_again = await _run(settings, description, brokers)
+        except DriverUnavailableError as error:
+            if settings.pool_file is not None:
+                raise
+            starts_again = await report_problem(error, settings, description.revision, brokers)
+    if starts_again:
+        restart_process()
+
+
+async def _run(settings: HostSettings, description: PoolDescription, brokers: BrokerLinks) -> bool:
+    """Run a host with this spec; True when it is time to start again with another one."""
+    pool = description.pool
     settings.scratch.mkdir(parents=True, exist_ok=True)
     place = DriverFolders(
         scratch=settings.scratch, images=settings.images, secrets=settings.egress_secrets
@@ -112,8 +142,15 @@ async def serve(settings: HostSettings) -> None:
     held, removed = await host.take_over()
     log.info("adopted %d leases, removed %d folders", held, removed)
     try:
-        kept = read_minimum(pool.spec, driver)
-        await _serve(host, settings, _snapshot_store(pool, driver), kept)
+        heartbeat = HostHeartbeat(
+            host,
+            brokers,
+            settings.server.pod,
+            minimum=read_minimum(pool.spec, driver),
+            follower=PoolFollower(description, driver),
+        )
+        await _serve(heartbeat, settings, _snapshot_store(pool, driver))
+        return heartbeat.is_due_to_restart
     finally:
         if host.images is not None:
             await host.images.close()
@@ -183,8 +220,9 @@ def _snapshot_store(pool: ResolvedPool, driver: Driver) -> SnapshotStore | None:
 
 
 async def _serve(
-    host: Host, settings: HostSettings, shelf: SnapshotStore | None, kept: WarmMinimum
+    heartbeat: HostHeartbeat, settings: HostSettings, shelf: SnapshotStore | None
 ) -> None:
+    host = heartbeat.host
     names = (
         environments_pb2.DESCRIPTOR.services_by_name["EnvNodeService"].full_name,
         environment_access_pb2.DESCRIPTOR.services_by_name["EnvAccessService"].full_name,
@@ -206,9 +244,6 @@ async def _serve(
             await stack.enter_async_context(
                 shelf.sweep_periodically(host.states.snapshots.quota.ttl_s)
             )
-        brokers = BrokerLinks(settings.brokers, settings.server.pod)
-        stack.push_async_callback(brokers.close)
-        heartbeat = HostHeartbeat(host, brokers, settings.server.pod, minimum=kept)
         with shutdown_signals(stop):
             await probes.start()
             await server.start()

@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from etude.agent import minitest
 from etude.agent.workspace.interface import Runner
+from etude.common.api.pool.network import Network
 from etude.common.errors import InvalidFieldError
 from etude.envserver.drivers import piped_program
 from etude.envserver.drivers.base import (
@@ -33,6 +34,7 @@ from etude.envserver.drivers.base import (
     Sandbox,
     SandboxError,
 )
+from etude.envserver.drivers.egress_rules import RuleNames
 from etude.envserver.drivers.folder_driver import CAPS, FolderCommand, FolderDriver, FolderSandbox
 from etude.envserver.drivers.piped_program import PipedProgram
 from etude.envserver.drivers.process import messages
@@ -119,6 +121,10 @@ class ProcessDriver(FolderDriver):
         if gate is not None:
             self._doors.allow(gate)
         return FolderSandbox(folder, runner, self.run, self.owner(), launch=self.launch, gate=gate)
+
+    @override
+    def replace_network(self, network: Network, rules: RuleNames) -> int:
+        return 0 if self.egress is None else self.egress.replace(network, rules)
 
     @override
     def repeatable_key(self, command: str) -> str:

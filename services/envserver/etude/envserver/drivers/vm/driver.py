@@ -12,6 +12,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from etude.agent.workspace.interface import Runner
+from etude.common.api.pool.network import Network
 from etude.common.pinned_images import pool_template
 from etude.envserver.drivers import guest_grading, scratch_folder
 from etude.envserver.drivers.base import (
@@ -28,6 +29,7 @@ from etude.envserver.drivers.base import (
     TemplateReadiness,
     Verification,
 )
+from etude.envserver.drivers.egress_rules import RuleNames
 from etude.envserver.drivers.vm import task_templates
 from etude.envserver.drivers.vm.delta_file import VerifiedFiles
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
@@ -245,6 +247,10 @@ class VmDriver(Driver):
     async def _close_starter(self, starter: VmStarter) -> None:
         await starter.warm_pool.close()
         starter.template.close()
+
+    @override
+    def replace_network(self, network: Network, rules: RuleNames) -> int:
+        return 0 if self.egress is None else self.egress.replace(network, rules)
 
     def _image_environment(self, template: str) -> Mapping[str, str]:
         image = self.images.get(template) or self._task_images.get(template)
