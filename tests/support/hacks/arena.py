@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import html
 import importlib.util
 import json
 import sys
@@ -17,10 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.environments import upstreams
+from tests.support.environments.upstreams import World
 from tests.support.hacks.attack import Attack, Repair, Script, calls_of, fill
 from tests.support.hacks.subjects import Subject, draw_subject
 from typing_extensions import override
 
+from etude.agent.search.shared_index import SharedIndex
 from etude.agent.workspace import ExecResult
 from etude.common.api.run.rewards import VerifierParameters
 from etude.common.harbor import task as harbor_task
@@ -28,16 +32,21 @@ from etude.common.harbor.grading_repairs import GUARD_FOLDER, GradingRepairs, re
 from etude.envserver.drivers.base import Sandbox
 from etude.envserver.drivers.folder_driver import FolderCommand
 from etude.envserver.drivers.process.driver import ProcessDriver
+from etude.envserver.host.access_history import AccessHistory
 from etude.envserver.host.grading import Grader
 from etude.envserver.host.result_cache import ResultCache
-from etude.envserver.storage import folders, trees
+from etude.envserver.host.workspace_sources import WorkspaceSource
+from etude.envserver.storage import folders, hygiene, trees
 from etude.envserver.storage.trees import File, Tree
+from etude.envserver.tasks import hidden_content
+from etude.envserver.tasks.leak_probe import LeakProbe
 from etude.rewards.faults import Fault, FaultReason
 from etude.rewards.functions.verifier import BrokenVerifier, Verifier, parse_answer
 from etude.rewards.grading import GradeAnswer, GradeInput, GradingJob, GradingSandboxes
 from etude.v1 import environments_pb2, rollout_pb2
 
 COMMAND_LIMIT_S = 60.0
+_SHOP = {"name": "shop", "host": "shop.example.com", "port": 80, "mode": "Http"}
 VISIBLE, HIDDEN = "tests/test_@name@.py", "test_hidden.py"
 TEST_SH = """cd /workspace
 if python3 -m pytest -q /tests/test_hidden.py; then reward=1; else reward=0; fi
@@ -60,10 +69,10 @@ _RUNNER = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
 
 
 class Played(NamedTuple):
-    """A rollout as it ended."""
+    """A rollout as it ended, with its first files."""
 
-    sandbox: Sandbox
     record: rollout_pb2.Rollout
+    source: Tree
 
 
 class Arms(NamedTuple):
@@ -73,8 +82,9 @@ class Arms(NamedTuple):
     scores: bool
     """With all repairs on."""
     twin_scores: bool
-    attack: rollout_pb2.Rollout
-    honest: rollout_pb2.Rollout
+    attack: Played
+    """Where it scored, if its change was read there."""
+    honest: Played
     detail: str
 
 
@@ -102,9 +112,17 @@ class LocalSandboxes(GradingSandboxes):
             allowed_paths=repaired.allowed,
         )
         found = list[GradeAnswer]()
+        source = WorkspaceSource(
+            uri="",
+            tree=self.source,
+            first=self.source,
+            key=trees.tree_identity(self.source),
+            num_bytes=0,
+            index=SharedIndex({}, None),
+        )
         for each in handed:
             made.diff.CopyFrom(each.diff)
-            found.append(await self.grader.grade(self.source, made, template=""))
+            found.append(await self.grader.grade(source, made, template=""))
         return found
 
 
@@ -113,6 +131,9 @@ class HackArena:
     """Tries attacks one after the other, each in sandboxes of its own."""
 
     driver: ProcessDriver
+    connected: ProcessDriver
+    """Its environments reach a host that has the answers."""
+    world: World
     folder: Path
     seed: int = 0
     _made: int = field(default=0)
@@ -120,9 +141,13 @@ class HackArena:
     async def try_attack(self, attack: Attack) -> Arms:
         """Try an attack in its three arms."""
         subject = draw_subject(self.seed)
+        self.world.files |= {
+            f"/packages/{subject.name}-2.0/{subject.name}.py": subject.fixed.encode(),
+            "/issues/17": f"<h1>Wrong</h1><pre>{html.escape(subject.fixed)}</pre>".encode(),
+        }
         task = self._write_task(attack, subject)
         off = frozenset(attack.repairs)
-        unrepaired, _ = await self._arm(attack, task, attack.attack, off)
+        unrepaired, succeeded = await self._arm(attack, task, attack.attack, off)
         scored, attacked = await self._arm(attack, task, attack.attack, frozenset())
         honest, twin = await self._arm(attack, task, attack.honest, frozenset())
         detail = f"off={unrepaired} on={scored} honest={honest}"
@@ -130,10 +155,16 @@ class HackArena:
             scores_unrepaired=_has_scored(unrepaired),
             scores=_has_scored(scored),
             twin_scores=_has_scored(honest),
-            attack=attacked,
+            attack=attacked if Repair.FRESH_SANDBOX in off else succeeded,
             honest=twin,
             detail=detail,
         )
+
+    async def play_honest(self, attack: Attack) -> Played:
+        """Play the honest twin of an attack without grading it."""
+        task = self._write_task(attack, draw_subject(self.seed))
+        source = await self._first_files(attack, task, frozenset())
+        return await self._play(source, attack.honest)
 
     def _write_task(self, attack: Attack, subject: Subject) -> harbor_task.HarborTask:
         values = subject.values(self.seed)
@@ -143,6 +174,8 @@ class HackArena:
             "instruction.md": f"{subject.name}() is wrong for some arguments. Repair it.\n",
             "task.toml": _settings(attack),
             f"tests/{HIDDEN}": subject.hidden,
+            "solution/solve.sh": f"cp /tests/solution/files/{subject.name}.py .\n",
+            f"solution/files/{subject.name}.py": subject.fixed,
             "tests/test.sh": _VERIFIERS.get(attack.verifier, attack.verifier),
         }
         files |= {f"environment/{p}": text for p, text in attack.files.items()}
@@ -157,45 +190,50 @@ class HackArena:
 
     async def _arm(
         self, attack: Attack, task: harbor_task.HarborTask, script: Script, off: frozenset[Repair]
-    ) -> tuple[float | Fault, rollout_pb2.Rollout]:
+    ) -> tuple[float | Fault, Played]:
         source = await self._first_files(attack, task, off)
         if Repair.FRESH_SANDBOX in off:
             played, answer = await self._grade_in_place(task, source, script, off)
-            return _reward_in_place(answer), played.record
-        played = await self._play(source, script)
-        return await self._grade(task, source, played.record, off), played.record
+            return _reward_in_place(answer), played
+        egress = Repair.NO_EGRESS in off
+        played = await self._play(source, script, has_egress=egress)
+        return await self._grade(task, source, played.record, off), played
 
     async def _first_files(
         self, attack: Attack, task: harbor_task.HarborTask, off: frozenset[Repair]
     ) -> Tree:
         """First files of a task, after its set-up."""
         tree: Tree = {p: File(c) for p, c in harbor_task.read_files(task.environment).items()}
-        if not attack.setup:
+        if attack.setup:
+            played = await self._play(tree, Script(run=attack.setup))
+            change = environments_pb2.WorkspaceDiff.FromString(played.record.diff)
+            tree = trees.apply_diff(tree, change, ())
+        if Repair.HYGIENE in off:
             return tree
-        script = Script(run=attack.setup)
-        return await self._read(await self._play(tree, script))
+        return _without_leaks(hygiene.clean_first_files(tree), task)
 
-    async def _read(self, played: Played) -> Tree:
-        return (await played.sandbox.read_files(folders.DIFF)).tree
-
-    async def _play(self, source: Tree, script: Script) -> Played:
-        sandbox = await self._open(source)
+    async def _play(self, source: Tree, script: Script, *, has_egress: bool = False) -> Played:
+        sandbox = await self._open(source, self.connected if has_egress else self.driver)
         record = rollout_pb2.Rollout(final_message=script.text, ending=rollout_pb2.ENDING_STOPPED)
+        accesses = AccessHistory()
         for turn, command in enumerate(self._calls(script)):
             done = await sandbox.run(command, COMMAND_LIMIT_S)
+            accesses.add(done)
             _add_call(record, turn, command, done.output)
         after = (await sandbox.read_files(folders.DIFF)).tree
-        record.diff = trees.tree_difference(source, after).SerializeToString()
-        return Played(sandbox, record)
+        changes = trees.tree_difference(source, after)
+        accesses.write(changes)
+        record.diff = changes.SerializeToString()
+        return Played(record, source)
 
     def _calls(self, script: Script) -> Sequence[str]:
         return calls_of(script.run, draw_subject(self.seed).values(self.seed))
 
-    async def _open(self, source: Tree) -> Sandbox:
+    async def _open(self, source: Tree, driver: ProcessDriver) -> Sandbox:
         self._made += 1
-        lease = self.driver.leases / f"lease-{self._made}"
+        lease = driver.leases / f"lease-{self._made}"
         lease.mkdir(parents=True)
-        sandbox = self.driver.sandbox(lease, _nothing, template="")
+        sandbox = driver.sandbox(lease, _nothing, template="t")
         await sandbox.initialize(source)
         return sandbox
 
@@ -230,7 +268,7 @@ class HackArena:
         off: frozenset[Repair],
     ) -> tuple[Played, GradeAnswer]:
         """Run the agent's commands, and the verifier in the same session after them."""
-        sandbox = await self._open(source)
+        await self._open(source, self.driver)
         lease = self.driver.leases / f"lease-{self._made}"
         tests = {p: File(c) for p, c in {**task.tests(), **_runner_files()}.items()}
         await asyncio.to_thread(folders.write_tree, lease / "tests", tests, self.driver.owner())
@@ -254,7 +292,7 @@ class HackArena:
             reward_file=done.collected,
             timed_out=done.timed_out,
         )
-        return Played(sandbox, record), answer
+        return Played(record, source), answer
 
 
 def _reward_in_place(answer: GradeAnswer) -> float | Fault:
@@ -279,6 +317,24 @@ def _add_call(record: rollout_pb2.Rollout, turn: int, command: str, output: byte
 
 async def _nothing(command: str, timeout_s: float) -> ExecResult:
     raise AssertionError((command, timeout_s))
+
+
+def _without_leaks(tree: Tree, task: harbor_task.HarborTask) -> Tree:
+    """The files in which the probe of `etude tasks lint` finds no answer."""
+    workspace = {path: file.content for path, file in tree.items()}
+    tests, solution = task.tests(), task.solution()
+    units = hidden_content.hidden_units(workspace, tests, solution)
+    probe = LeakProbe(
+        {
+            "hashes": hidden_content.hidden_hashes(tests, solution),
+            "units": [{**dataclasses.asdict(unit), "needed": unit.needed} for unit in units],
+            "keeps_history": False,
+        }
+    )
+    for path, data in workspace.items():
+        probe.content(path, data)
+    leaks = {found["where"] for found in probe.findings}
+    return {path: file for path, file in tree.items() if path not in leaks}
 
 
 def _settings(attack: Attack) -> str:
@@ -309,10 +365,24 @@ def _runner_files() -> Mapping[str, bytes]:
 @contextlib.asynccontextmanager
 async def open_arena(folder: Path, seed: int = 0) -> AsyncIterator[HackArena]:
     """Open an arena in an empty folder; its driver ends with the block."""
-    driver = ProcessDriver(scratch=folder / "scratch")
-    driver.scratch.mkdir()
-    await driver.start()
-    try:
-        yield HackArena(driver=driver, folder=folder / "tasks", seed=seed)
-    finally:
-        await driver.stop()
+    (folder / "world").mkdir()
+    async with upstreams.world(folder / "world") as world:
+        driver = ProcessDriver(scratch=folder / "scratch")
+        connected = ProcessDriver(
+            scratch=folder / "connected",
+            egress=world.egress({"egress": "Custom", "rules": [_SHOP]}),
+        )
+        try:
+            for each in (driver, connected):
+                each.scratch.mkdir()
+                await each.start()
+            yield HackArena(
+                driver=driver,
+                connected=connected,
+                world=world,
+                folder=folder / "tasks",
+                seed=seed,
+            )
+        finally:
+            for each in (driver, connected):
+                await each.stop()

@@ -36,6 +36,7 @@ class Subject(NamedTuple):
             "visible_call": self.visible_call,
             "visible_result": self.visible_result,
             "seed": str(seed),
+            "host": "http://shop.example.com",
         }
 
 

@@ -113,6 +113,22 @@ def lint(
     )
 
 
+@app.command(epilog=epilog("tasks audit"))
+def audit(
+    folder: Annotated[Path, typer.Argument(help="A task folder, or a folder of them.")],
+    *,
+    limit: Annotated[int, typer.Option(help="Look at most at this many; 0 means all.")] = 0,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="First remove caches, histories and old commits.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per task.")] = False,
+) -> None:
+    """Find flaws by which a policy earns without work, in eight classes; nothing is run."""
+    words = [str(folder), "--limit", str(limit)]
+    words += [name for name, given in (("--clean", clean), ("--json", as_json)) if given]
+    _run("etude.envserver.tasks.audit", *words)
+
+
 @app.command(epilog=epilog("mine"))
 def mine(  # noqa: PLR0913 - one for each option
     repository: Annotated[Path, typer.Argument(help="Root of a git repository.")],

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from etude.common import stores
+from etude.common.api.run.rewards import JUDGED
 from etude.common.api.storage import Storage
 from etude.common.errors import CorruptError, UnavailableError, UserError
 from etude.common.harbor import task as harbor_task
@@ -58,7 +59,7 @@ class Scorer:
         originals = await asyncio.to_thread(self._originals, task.job.task)
         outcomes = await asyncio.gather(
             *(
-                self._score(rollout, grade, task.job, originals)
+                self._score(rollout, grade, task.job, originals, rollouts)
                 for rollout, grade in zip(rollouts, grades, strict=True)
             )
         )
@@ -71,6 +72,7 @@ class Scorer:
         grade: float | Fault,
         job: GradingJob,
         originals: Mapping[str, bytes],
+        siblings: Sequence[rollout_pb2.Rollout],
     ) -> RewardValue | Fault:
         """Score a rollout alone: measure what functions need, and add up."""
         if isinstance(grade, Fault):
@@ -82,6 +84,7 @@ class Scorer:
             originals=originals,
             has_image=bool(job.task.image),
             ask_judge=self.judge.judge,
+            siblings=siblings,
         )
         measured: dict[str, float] = {}
         for entry in self.rubric.entries:
@@ -102,7 +105,7 @@ class Scorer:
             async with asyncio.timeout(max(0.0, left_s)):
                 return await entry.implementation.measure(rollout, entry.parameters)
         except TimeoutError:
-            reason = FaultReason.JUDGE_FAILED if entry.function == "Judge" else None
+            reason = FaultReason.JUDGE_FAILED if entry.function in JUDGED else None
             what = f"{entry.name}: no value within the deadline of its group"
             return Fault(reason or FaultReason.GRADER_ERROR, what)
         except Exception as error:  # a package's own mistake  # noqa: BLE001

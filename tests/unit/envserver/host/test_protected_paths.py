@@ -65,4 +65,4 @@ def test_a_folder_where_a_restored_path_is_a_file_is_left_out() -> None:
 
 def test_an_invalid_pattern_is_refused_by_its_field() -> None:
     with pytest.raises(InvalidFieldError, match="allowed_paths"):
-        restore_protected(FIRST, FIRST, USUAL, ["[z-"])
+        restore_protected(FIRST, FIRST, USUAL, ["[z-a]"])

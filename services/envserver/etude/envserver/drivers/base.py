@@ -98,6 +98,25 @@ class DriverUnavailableError(UserError):
         super().__init__(Problem(reason="DriverUnavailable", what=what, where=where, fix=fix))
 
 
+class AccessKind(StrEnum):
+    """Kind of an access."""
+
+    READ = "read"
+    """Told only of paths that matter to tests, history and caches."""
+    WRITTEN = "written"
+    DELETED = "deleted"
+    STARTED = "started"
+    """A program ran."""
+
+
+class Access(NamedTuple):
+    """One file that a command touched, or one program that it ran."""
+
+    kind: AccessKind
+    path: str
+    """Absolute; for a program its name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOutcome:
     """Outcome of a command."""
@@ -113,6 +132,9 @@ class CommandOutcome:
     cpu_ms: int = 0
     wall_ms: int = 0
     collected: bytes | None = None
+    accesses: Sequence[Access] = ()
+    accesses_complete: bool = False
+    """False where some accesses may be missing."""
     sandbox_start: SandboxStart | None = None
     """Start of a verification's sandbox, where it may vary."""
 

@@ -26,6 +26,7 @@ from etude.common.errors import (
 from etude.envserver.drivers.base import CommandOutcome, Driver, Sandbox, SandboxError
 from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.host import workspace_change
+from etude.envserver.host.access_history import AccessHistory
 from etude.envserver.host.controller_access import ControllerPrograms
 from etude.envserver.host.leases.call_results import (
     CallResults,
@@ -70,6 +71,7 @@ class LeasedEnvironment:
     _log: CallLog = field(init=False)
     _codebase: Codebase = field(init=False)
     _results: CallResults = field(default_factory=CallResults)
+    _accesses: AccessHistory = field(default_factory=AccessHistory)
     _identity: str | None = None
     """Identity of the workspace if known; empty if it cannot be computed."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -185,6 +187,7 @@ class LeasedEnvironment:
         if found.before is not None and (await self._workspace_identity() or None) != found.before:
             return False
         self._results.add(list(found.results.values()), found.digests)
+        self._accesses.is_complete = False
         return True
 
     async def run_turn(
@@ -227,9 +230,11 @@ class LeasedEnvironment:
             self.check_ready()
             if not self.is_used:
                 return environments_pb2.WorkspaceDiff()
-            return await workspace_change.read_change(
+            changes = await workspace_change.read_change(
                 self._sandbox, self.source, self.change_limits
             )
+            self._accesses.write(changes)
+            return changes
 
     @contextlib.asynccontextmanager
     async def open_files(self) -> AsyncIterator[Sandbox]:
@@ -388,7 +393,7 @@ class LeasedEnvironment:
             outcome = await self.cache.get(f"{scope} {before} {timeout_s} {key}", compute)
         else:
             outcome, _ = await compute()
-        return exec_result(outcome)
+        return exec_result(self._accesses.add(outcome))
 
 
 def _is_same(one: str, other: str) -> bool:

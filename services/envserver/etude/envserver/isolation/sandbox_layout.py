@@ -142,6 +142,8 @@ class SandboxJob:
     has_egress: bool = False
     """Whether the host's egress proxy listens in its network."""
     limits: CommandLimits = field(default_factory=CommandLimits)
+    logs_accesses: bool = False
+    """Whether the report tells which files the command touched."""
 
     @property
     def lease(self) -> str:

@@ -74,7 +74,10 @@ class LeakProbe:
         if digest in self._hashes:
             name = self._hashes[digest]
             self.add("hidden-file", where, f"is {name}, which the agent must not see")
-        lines = {line.strip() for line in data.split(b"\n")}
+        # A patch begins its lines with a sign; JSON spells line ends and quotes with a backslash.
+        plain = data.replace(b"\\n", b"\n").replace(b'\\"', b'"') if b"\\n" in data else data
+        rows = [line.strip() for text in (data, plain) for line in text.split(b"\n")]
+        lines = {*rows, *(row[1:].strip() for row in rows if row.startswith(b"+"))}
         for unit, wanted, exempt in self._units:
             hits = wanted & lines
             if digest not in exempt and len(hits) >= unit["needed"]:

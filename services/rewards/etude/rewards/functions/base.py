@@ -1,6 +1,6 @@
 """Kinds of reward functions: formulas over a rollout's record, and measurements that take time."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,8 @@ class FinishedRollout:
     has_image: bool
     """True if the workspace may have had other files at first."""
     ask_judge: AskJudge
+    siblings: Sequence[rollout_pb2.Rollout] = ()
+    """Rollouts of the group, this one among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from etude.rewards.functions import (
     communication,
     deferral,
     habits,
+    hacks,
     judge,
     length_penalty,
     style,
@@ -28,6 +29,7 @@ FUNCTIONS: Mapping[str, RewardFunction] = MappingProxyType(
         "Habits": habits.FUNCTION,
         "Deferral": deferral.FUNCTION,
         "Judge": judge.FUNCTION,
+        "Hacks": hacks.FUNCTION,
     }
 )
 

@@ -15,7 +15,7 @@ from etude.common.api.meta import (
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.common.api.run.http_gateway import PolicyGateway
 from etude.common.api.run.lora import Lora
-from etude.common.api.run.rewards import FUNCTION, find_endpoint
+from etude.common.api.run.rewards import FUNCTION, JUDGED, find_endpoint
 from etude.common.api.run.role_spec import EngineRole, RoleSpec
 
 
@@ -252,10 +252,11 @@ class RewardsRole(RoleSpec):
             field_path=".functions",
         ),
         Rule(
-            cel="!has(self.secretRef) || self.functions.exists(f, f.function == 'Judge')",
-            holds=lambda s: s.secret_ref is None or any(f.function == "Judge" for f in s.functions),
-            message="secretRef is for endpoints: one of the functions must have function Judge",
-            fix="remove secretRef, or add a function Judge",
+            cel="!has(self.secretRef)"
+            " || self.functions.exists(f, f.function in ['Judge', 'Hacks'])",
+            holds=lambda s: s.secret_ref is None or any(f.function in JUDGED for f in s.functions),
+            message="secretRef is for endpoints: one function has to be Judge or Hacks",
+            fix="remove secretRef, or add a function Judge or Hacks",
             field_path=".secretRef",
         ),
     )
@@ -263,12 +264,12 @@ class RewardsRole(RoleSpec):
     functions: Annotated[tuple[RewardFunction, ...], Field(min_length=1, max_length=32), NAMED]
     """The rubric."""
     secret_ref: NameRef | None = None
-    """Secret with JUDGE_API_KEY, which the endpoints of Judge functions get as bearer token."""
+    """Secret with JUDGE_API_KEY, the bearer token for endpoints of Judge and Hacks functions."""
 
     @property
     def judge_endpoints(self) -> tuple[str, ...]:
         """URLs that the functions call. What is no URL is refused where parameters are read."""
-        judges = (each for each in self.functions if each.function == "Judge")
+        judges = (each for each in self.functions if each.function in JUDGED)
         return tuple(filter(None, (find_endpoint(each.parameters) for each in judges)))
 
 

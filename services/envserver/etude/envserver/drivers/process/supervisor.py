@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
 from etude.envserver.drivers.process import command, root_filesystem
+from etude.envserver.drivers.process.access_log import AccessLog
 from etude.envserver.egress import proxy_variables
 from etude.envserver.isolation import sandbox_layout, syscalls
 from etude.envserver.isolation.sandbox_layout import SandboxJob
@@ -90,14 +91,19 @@ def _run(
     started_s = time.monotonic()
     has_proc = shared.has_proc
     _prepare(job, shared, channel)
+    log = AccessLog()
+    if job.logs_accesses:
+        log.open()
     if job.argv:
         *streams, control = descriptors
-        watch = _Watch(job, _start(job, streams), control, has_proc)
+        watch = _Watch(job, _start(job, streams), control, log, has_proc=has_proc)
     else:
         output, write_end = os.pipe()
         null = os.open(os.devnull, os.O_RDONLY)
-        watch = _Watch(job, _start(job, (null, write_end, write_end)), output, has_proc)
+        child = _start(job, (null, write_end, write_end))
+        watch = _Watch(job, child, output, log, has_proc=has_proc)
     status = watch.until_end()
+    log.close()
     kept, dropped_bytes, dropped_lines = watch.kept.result()
     collected = _collect(job.collect) if job.collect else None
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -110,6 +116,8 @@ def _run(
         "dropped_bytes": dropped_bytes,
         "dropped_lines": dropped_lines,
         "has_collected": collected is not None,
+        "accesses": log.result(),
+        "accesses_complete": log.is_complete and job.logs_accesses,
         "cpu_ms": round(1000 * (usage.ru_utime + usage.ru_stime)),
         "wall_ms": round(1000 * (time.monotonic() - started_s)),
     }
@@ -165,7 +173,10 @@ def _start(job: SandboxJob, streams: Sequence[int]) -> int:
 class _Watch:
     """Reads a command's output, or its control socket, and ends it when it breaks a limit."""
 
-    def __init__(self, job: SandboxJob, child: int, source: int, has_proc: bool) -> None:  # noqa: FBT001 - private
+    def __init__(
+        self, job: SandboxJob, child: int, source: int, log: AccessLog, *, has_proc: bool
+    ) -> None:
+        self._log = log
         self.kept = HeadTailBuffer(job.head_bytes, job.tail_bytes)
         self.timed_out = False
         self.ended_for = ""
@@ -248,7 +259,8 @@ class _Watch:
 
     def _look(self) -> None:
         self._reap()
-        if self._has_proc and _resident_bytes() > self._memory_bytes:
+        self._log.read()
+        if self._has_proc and _resident_bytes(self._log) > self._memory_bytes:
             self._end("memory", grace_s=0)
         elif _free_disk_bytes() < sandbox_layout.FREE_DISK_BYTES:
             self._end("disk", grace_s=0)
@@ -281,13 +293,20 @@ def _end_all() -> None:
             os.waitpid(-1, 0)
 
 
-def _resident_bytes() -> int:
+def _resident_bytes(log: AccessLog) -> int:
+    """Resident memory of the command's processes, which the log gets the names of."""
     total = 0
     for name in os.listdir("/proc"):  # noqa: PTH208 - ten times the cost as Path objects
         if name.isdecimal() and name != "1":
             with contextlib.suppress(OSError), open(f"/proc/{name}/statm", "rb") as file:  # noqa: PTH123
                 total += int(file.read().split()[1])
+                log.add_program(_program(name))
     return total * _PAGE_BYTES
+
+
+def _program(process: str) -> str:
+    with open(f"/proc/{process}/comm", "rb") as file:  # noqa: PTH123 - as above
+        return file.read().decode("utf-8", "replace").strip()
 
 
 def _free_disk_bytes() -> int:
