@@ -19,7 +19,8 @@ GRADE = (
     "set -e; cat built/library; grep -q ready notes.txt; test -e answer.txt;"
     " mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"
 )
-ANSWER = ("write_file", {"path": "answer.txt", "content": "42"})
+LIBRARY = ("read_file", {"path": "built/library"})
+ANSWER = ("run_terminal", {"command": "printf 42 > answer.txt"})
 
 
 async def set_up(pool: Pool, lease: environments_pb2.Lease, *commands: str) -> SetUpResponse:
@@ -74,12 +75,31 @@ async def test_forks_of_what_a_set_up_left_start_equal_and_go_separate_ways(pool
 
     changes = [await pool.diff(each) for each in siblings]
     assert all(each == changes[0] for each in changes)
-    assert {file.path for file in changes[0].written} == {"built/library", "notes.txt"}
+    assert changes[0] == environments_pb2.WorkspaceDiff()
     assert len({each.control_token for each in siblings} | {first.control_token}) == 5
     again = [await saved(pool, each, f"of-{number}") for number, each in enumerate(siblings)]
     assert {each.digest for each in again} == {made.digest}
     await pool.turn(siblings[0], ("1", *ANSWER))
+    assert [file.path for file in (await pool.diff(siblings[0])).written] == ["answer.txt"]
     assert await pool.diff(siblings[1]) == changes[0]
+    libraries = [await pool.turn(each, ("2", *LIBRARY)) for each in siblings]
+    assert all(each == libraries[0] for each in libraries)
+
+
+async def test_a_change_of_what_the_set_up_left_is_the_agents(pool: Pool) -> None:
+    (lease,) = await pool.launch("a")
+    await set_up(pool, lease, SETUP, "echo one > one.txt; rm shop/core.py")
+    await pool.turn(lease, ("1", "run_terminal", {"command": "rm notes.txt; echo 2 > one.txt"}))
+    changed = await pool.diff(lease)
+    assert [(file.path, file.content) for file in changed.written] == [("one.txt", b"2\n")]
+    assert list(changed.deleted) == ["notes.txt"]
+
+
+async def test_a_set_up_that_leaves_more_than_an_agent_may_change_has_failed(pool: Pool) -> None:
+    (lease,) = await pool.launch("a")
+    done = await set_up(pool, lease, "mkdir many && cd many && seq 20001 | xargs touch")
+    assert done.succeeded == 0
+    assert done.output.startswith(b"the set-up leaves more than an agent may change")
 
 
 async def test_hidden_tests_run_on_what_the_set_up_left_and_the_agents_changes(pool: Pool) -> None:
@@ -88,7 +108,7 @@ async def test_hidden_tests_run_on_what_the_set_up_left_and_the_agents_changes(p
     await saved(pool, first, "start")
     (agents,) = await forked(pool, "start", 1)
     await pool.turn(agents, ("1", *ANSWER))
-    library = (await pool.diff(agents)).written
+    (library,) = await pool.turn(agents, ("2", *LIBRARY))
     handed = environments_pb2.WorkspaceDiff(
         written=[environments_pb2.WorkspaceFile(path="answer.txt", content=b"42")]
     )
@@ -101,9 +121,7 @@ async def test_hidden_tests_run_on_what_the_set_up_left_and_the_agents_changes(p
 
     assert graded.reward_file == b"1\n"
     assert graded.evidence.mode == environments_pb2.GRADE_MODE_CLEAN
-    assert graded.output.split()[:2] == next(
-        file.content.split()[:2] for file in library if file.path == "built/library"
-    )
+    assert graded.output.decode().split()[0] in library
     assert not lacking.HasField("reward_file")
 
 

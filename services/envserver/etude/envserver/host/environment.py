@@ -231,7 +231,7 @@ class LeasedEnvironment:
             if not self.is_used:
                 return environments_pb2.WorkspaceDiff()
             changes = await workspace_change.read_change(
-                self._sandbox, self.source, self.change_limits
+                self._sandbox, self.source, self.change_limits, self.record.setup_files
             )
             self._accesses.write(changes)
             return changes

@@ -30,7 +30,7 @@ from etude.envserver.host.leases.start_tracker import StartTracker
 from etude.envserver.host.result_cache import ResultCache
 from etude.envserver.host.snapshots.environment_state import EnvironmentStates
 from etude.envserver.host.snapshots.local_snapshots import LocalSnapshots
-from etude.envserver.host.snapshots.snapshot_record import LocalSnapshot
+from etude.envserver.host.snapshots.snapshot_record import NO_TERMS, LocalSnapshot
 from etude.envserver.host.task_images import TaskImages, require_images
 from etude.envserver.host.workspace_sources import WorkspaceSource, WorkspaceSources
 from etude.envserver.storage import folders
@@ -294,6 +294,7 @@ class Host:
         granted.CopyFrom(held)
         granted.lease.endpoint = self.endpoint
         lease_fields.fill_lease(granted.lease, self.driver, self._start_kind(request))
+        terms = NO_TERMS if found.snapshot is None else found.snapshot.terms
         return LeaseRecord(
             held=granted,
             template=found.template,
@@ -303,7 +304,8 @@ class Host:
             on_expiry=request.on_expiry,
             snapshot_id=request.snapshot_id,
             image=request.image,
-            is_prepared=found.snapshot is not None and found.snapshot.terms.is_prepared,
+            is_prepared=terms.is_prepared,
+            setup_files=terms.setup_files,
         )
 
     async def _make(

@@ -12,6 +12,11 @@ from etude.envserver.drivers.base import SandboxError
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.leases import records
 from etude.envserver.host.snapshots.environment_state import EnvironmentStates
+from etude.envserver.host.workspace_change import (
+    ChangeTooLargeError,
+    list_setup_files,
+    read_change,
+)
 
 MAX_COMMANDS = 64
 MAX_COMMAND_CHARACTERS = 65_536
@@ -59,7 +64,16 @@ async def set_up(
             await environment.make_workspace()
             done = await _run_commands(environment, commands, timeout_s)
             if done.succeeded == len(commands):
-                record = replace(environment.record, is_prepared=True)
+                try:
+                    change = await read_change(
+                        environment.sandbox, environment.source, environment.change_limits, {}
+                    )
+                except ChangeTooLargeError as error:
+                    environment.close_for_calls()
+                    what = f"the set-up leaves more than an agent may change: {error}"
+                    return SetupOutcome(len(commands) - 1, output=what.encode())
+                files = list_setup_files(change)
+                record = replace(environment.record, is_prepared=True, setup_files=files)
                 environment.replace_record(record)
                 await asyncio.to_thread(records.save_record, environment.folder, record)
             else:

@@ -46,7 +46,9 @@ class LeaseRecord:
     image: str = ""
     """Image that its task names by digest, if any."""
     is_prepared: bool = False
-    """True if its task was set up in it, or in what it is a fork of."""
+    """True if its task was set up in it, or in what it is a fork of, before any agent's call."""
+    setup_files: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the files that the set-up wrote, by path; empty for those that it deleted."""
 
     @property
     def lease_id(self) -> str:
@@ -80,6 +82,7 @@ def save_record(folder: Path, record: LeaseRecord) -> None:
             "snapshot_id": record.snapshot_id,
             "image": record.image,
             "is_prepared": record.is_prepared,
+            "setup_files": dict(record.setup_files),
         },
     )
 

@@ -282,6 +282,7 @@ def _terms(environment: LeasedEnvironment, ttl_s: float) -> SnapshotTerms:
         ttl_s=ttl_s,
         control_digest=token_digest(record.held.lease.control_token),
         is_prepared=record.is_prepared and not environment.results.digests(),
+        setup_files=record.setup_files,
     )
 
 

@@ -1,8 +1,10 @@
 """Records of snapshots on disk, from which a host's next process adopts them."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from blake3 import blake3
@@ -37,6 +39,8 @@ class SnapshotTerms(NamedTuple):
     """Digest of its lease's control token, which drops it also after the lease has ended."""
     is_prepared: bool = False
     """True if a task was set up in it, and no agent's call has run."""
+    setup_files: Mapping[str, str] = MappingProxyType({})
+    """Of its lease's record."""
 
 
 NO_TERMS = SnapshotTerms()
@@ -73,7 +77,11 @@ def write_record(made: LocalSnapshot) -> None:
         "saved": asdict(made.saved),
         "has_memory": made.has_memory,
         "created_unix_ms": made.created_unix_ms,
-        "terms": made.terms._asdict() | {"ttl_s": min(made.terms.ttl_s, _MAX_TTL_S)},
+        "terms": made.terms._asdict()
+        | {
+            "ttl_s": min(made.terms.ttl_s, _MAX_TTL_S),
+            "setup_files": dict(made.terms.setup_files),
+        },
     }
     records.write_json(made.folder / STATE, said)
 
