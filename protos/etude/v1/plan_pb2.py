@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x65tude/v1/plan.proto\x12\x08\x65tude.v1\"/\n\rLeaseQuantile\x12\r\n\x05share\x18\x01 \x01(\x01\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\x8d\x01\n\x04Wave\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x10\n\x08template\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x0f\n\x07start_s\x18\x04 \x01(\x01\x12\x15\n\rstart_sigma_s\x18\x05 \x01(\x01\x12.\n\rlease_seconds\x18\x06 \x03(\x0b\x32\x17.etude.v1.LeaseQuantile\"/\n\x0cPlannedImage\x12\x10\n\x08template\x18\x01 \x01(\t\x12\r\n\x05image\x18\x02 \x01(\t\"\x98\x01\n\x0bRolloutPlan\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x14\n\x0cmade_unix_ms\x18\x02 \x01(\x03\x12\x1b\n\x13valid_until_unix_ms\x18\x03 \x01(\x03\x12\x1d\n\x05waves\x18\x04 \x03(\x0b\x32\x0e.etude.v1.Wave\x12&\n\x06images\x18\x05 \x03(\x0b\x32\x16.etude.v1.PlannedImageb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x65tude/v1/plan.proto\x12\x08\x65tude.v1\"/\n\rLeaseQuantile\x12\r\n\x05share\x18\x01 \x01(\x01\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\xa1\x01\n\x04Wave\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x10\n\x08template\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x0f\n\x07start_s\x18\x04 \x01(\x01\x12\x15\n\rstart_sigma_s\x18\x05 \x01(\x01\x12.\n\rlease_seconds\x18\x06 \x03(\x0b\x32\x17.etude.v1.LeaseQuantile\x12\x12\n\nwith_image\x18\x07 \x01(\r\"/\n\x0cPlannedImage\x12\x10\n\x08template\x18\x01 \x01(\t\x12\r\n\x05image\x18\x02 \x01(\t\"\x98\x01\n\x0bRolloutPlan\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x14\n\x0cmade_unix_ms\x18\x02 \x01(\x03\x12\x1b\n\x13valid_until_unix_ms\x18\x03 \x01(\x03\x12\x1d\n\x05waves\x18\x04 \x03(\x0b\x32\x0e.etude.v1.Wave\x12&\n\x06images\x18\x05 \x03(\x0b\x32\x16.etude.v1.PlannedImageb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,9 +34,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEASEQUANTILE']._serialized_start=33
   _globals['_LEASEQUANTILE']._serialized_end=80
   _globals['_WAVE']._serialized_start=83
-  _globals['_WAVE']._serialized_end=224
-  _globals['_PLANNEDIMAGE']._serialized_start=226
-  _globals['_PLANNEDIMAGE']._serialized_end=273
-  _globals['_ROLLOUTPLAN']._serialized_start=276
-  _globals['_ROLLOUTPLAN']._serialized_end=428
+  _globals['_WAVE']._serialized_end=244
+  _globals['_PLANNEDIMAGE']._serialized_start=246
+  _globals['_PLANNEDIMAGE']._serialized_end=293
+  _globals['_ROLLOUTPLAN']._serialized_start=296
+  _globals['_ROLLOUTPLAN']._serialized_end=448
 # @@protoc_insertion_point(module_scope)

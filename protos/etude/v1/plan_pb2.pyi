@@ -15,20 +15,22 @@ class LeaseQuantile(_message.Message):
     def __init__(self, share: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Wave(_message.Message):
-    __slots__ = ("pool", "template", "count", "start_s", "start_sigma_s", "lease_seconds")
+    __slots__ = ("pool", "template", "count", "start_s", "start_sigma_s", "lease_seconds", "with_image")
     POOL_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     START_S_FIELD_NUMBER: _ClassVar[int]
     START_SIGMA_S_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WITH_IMAGE_FIELD_NUMBER: _ClassVar[int]
     pool: str
     template: str
     count: int
     start_s: float
     start_sigma_s: float
     lease_seconds: _containers.RepeatedCompositeFieldContainer[LeaseQuantile]
-    def __init__(self, pool: _Optional[str] = ..., template: _Optional[str] = ..., count: _Optional[int] = ..., start_s: _Optional[float] = ..., start_sigma_s: _Optional[float] = ..., lease_seconds: _Optional[_Iterable[_Union[LeaseQuantile, _Mapping]]] = ...) -> None: ...
+    with_image: int
+    def __init__(self, pool: _Optional[str] = ..., template: _Optional[str] = ..., count: _Optional[int] = ..., start_s: _Optional[float] = ..., start_sigma_s: _Optional[float] = ..., lease_seconds: _Optional[_Iterable[_Union[LeaseQuantile, _Mapping]]] = ..., with_image: _Optional[int] = ...) -> None: ...
 
 class PlannedImage(_message.Message):
     __slots__ = ("template", "image")
