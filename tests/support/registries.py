@@ -4,6 +4,7 @@ Source: https://github.com/opencontainers/distribution-spec, the pull category.
 """
 
 import base64
+import contextlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,10 @@ class Registry:
     """By digest, the content that it sends in place of the right one."""
     stalls: set[str] = field(default_factory=set)
     """Digests that it begins to send and never ends."""
+    drips: set[str] = field(default_factory=set)
+    """Digests that it sends byte by byte, for ever."""
+    floods: set[str] = field(default_factory=set)
+    """Digests that it sends as zeros without an end."""
     host: str = ""
     asked: list[str] = field(default_factory=list)
     """Paths of requests."""
@@ -64,14 +69,25 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Docker-Content-Digest", digest)
         self.send_header("Content-Type", _MANIFEST if "/manifests/" in self.path else "bin/x")
-        self.send_header("Content-Length", str(len(data)))
+        is_endless = digest in registry.drips | registry.floods
+        if not is_endless:
+            self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        if has_body and digest in registry.stalls:
+        if has_body and is_endless:
+            self._send_without_end(registry, is_slow=digest in registry.drips)
+        elif has_body and digest in registry.stalls:
             self.wfile.write(data[:1])
             self.wfile.flush()
             registry.released.wait(60)
         elif has_body:
             self.wfile.write(data)
+
+    def _send_without_end(self, registry: Registry, *, is_slow: bool) -> None:
+        size, pause_s = (5_000, 0.2) if is_slow else (1 << 20, 0.0)
+        with contextlib.suppress(ConnectionError):
+            while not registry.released.wait(pause_s):
+                self.wfile.write(bytes(size))
+                self.wfile.flush()
 
     @override
     def log_message(self, format: str, *args: object) -> None:

@@ -98,6 +98,37 @@ def test_a_registry_that_stalls_is_given_up(registry: Registry, tmp_path: Path) 
         pulled(image, tmp_path / "scratch", access(registry))
 
 
+def test_a_registry_that_drips_is_given_up_in_the_end(registry: Registry, tmp_path: Path) -> None:
+    """Something comes all the time, so that it never stalls."""
+    registry.drips.add(layer_of(registry))
+    image = PinnedImage(f"{registry.host}/acme/shop", registry.tags["v1"])
+    (tmp_path / "scratch").mkdir()
+    with pytest.raises(UserError, match="took longer than 4 s"):
+        image_layout.fetch_layout(
+            image,
+            tmp_path / "scratch",
+            registries=access(registry),
+            store=StoreAccess(),
+            limits=FillLimits(max_bytes=64 << 20, timeout_s=4, stall_s=3),
+        )
+
+
+def test_a_layer_without_an_end_is_stopped_at_the_limit(registry: Registry, tmp_path: Path) -> None:
+    registry.floods.add(layer_of(registry))
+    image = PinnedImage(f"{registry.host}/acme/shop", registry.tags["v1"])
+    with pytest.raises(UserError):
+        pulled(image, tmp_path / "scratch", access(registry))
+    size = sum(path.lstat().st_size for path in (tmp_path / "scratch").rglob("*"))
+    assert size < 2 * LIMITS.max_bytes
+
+
+def test_a_registry_that_is_down_is_said_to_be(registry: Registry, tmp_path: Path) -> None:
+    image = PinnedImage("127.0.0.1:9/acme/shop", registry.tags["v1"])
+    down = RegistryAccess(insecure=frozenset({"127.0.0.1:9"}))
+    with pytest.raises(UserError, match="refused"):
+        pulled(image, tmp_path / "scratch", down)
+
+
 def test_an_image_that_a_registry_lacks_is_named(registry: Registry, tmp_path: Path) -> None:
     image = PinnedImage(f"{registry.host}/acme/shop", f"sha256:{'0' * 64}")
     with pytest.raises(UserError, match=f"pull {registry.host}/acme/shop@sha256:0000"):
