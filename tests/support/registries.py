@@ -31,7 +31,7 @@ class Registry:
     stalls: set[str] = field(default_factory=set)
     """Digests that it begins to send and never ends."""
     drips: set[str] = field(default_factory=set)
-    """Digests that it sends byte by byte, for ever."""
+    """Digests that it sends slowly, for ever."""
     floods: set[str] = field(default_factory=set)
     """Digests that it sends as zeros without an end."""
     host: str = ""
