@@ -11,7 +11,7 @@ from etude.common.errors import InvalidFieldError
 from etude.common.plans.registry import MAX_IMAGES
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.host_client import MemoryHostClient
-from etude.v1 import plan_pb2
+from etude.v1 import environments_pb2, plan_pb2
 
 SPEC = EnvPoolSpec(
     templates=(Template(name="python"),), images=TaskImages(sources=("ghcr.io/acme",))
@@ -100,3 +100,20 @@ async def test_images_alone_say_nothing_about_how_accurate_a_plan_is() -> None:
     await launched(broker, request("a", count=4, group_id="g"))
     broker.report_plan("run", plan(2, version=2))
     assert broker.warm_targets.plans.ratio("run") == 1.0
+
+
+async def test_nothing_of_a_template_is_kept_ready_for_environments_of_images() -> None:
+    nodes = MemoryHostClient(slots=10)
+    broker = started(nodes, "n1", spec=SPEC)
+    told = plan(1)
+    told.waves.add(template="python", count=8, start_s=1.0, with_image=6)
+    broker.report_plan("run", told)
+    broker.warm_targets._decided_s = 0.0
+    await broker.tick()
+    answer = broker.heartbeat(nodes.heartbeat("n1"))
+    assert sum(each.paused_clones for each in answer.warm) == 2
+    assert broker.warm_targets.plans.peak(now_s=time.monotonic()) == 8, "but slots are"
+    beat = nodes.heartbeat("n1")
+    beat.begun.add(template=f"python@{digest(1)}", start=environments_pb2.START_SPAWN, start_ms=9)
+    broker.heartbeat(beat)
+    assert broker.warm_targets._watermarks == {}

@@ -46,6 +46,8 @@ class Wave:
     sigma_s: float = 0.0
     lease: tuple[Quantile, ...] = ()
     """Time that they are held, by share; empty: longer than any horizon."""
+    with_image: int = 0
+    """Environments of count that start from a task's image, not from the template's own."""
 
 
 class CountDistribution(NamedTuple):

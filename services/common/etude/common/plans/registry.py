@@ -168,7 +168,9 @@ class PlanRegistry:
             if wave.template == template and count:
                 taken = min(count, wave.count)
                 count -= taken
-                plan.waves[place] = replace(wave, count=wave.count - taken)
+                left = wave.count - taken
+                with_image = min(wave.with_image, left)
+                plan.waves[place] = replace(wave, count=left, with_image=with_image)
         plan.waves = [wave for wave in plan.waves if wave.count]
 
     def waves(self, *, now_s: float) -> dict[str, list[Wave]]:
@@ -252,6 +254,7 @@ def _waves(
             start_s=now_s + wave.start_s,
             sigma_s=wave.start_sigma_s,
             lease=_quantiles(wave.lease_seconds, where),
+            with_image=min(wave.with_image, wave.count),
         )
 
 

@@ -17,7 +17,7 @@ from etude.common.errors import (
     ReusedIdError,
     UnavailableError,
 )
-from etude.common.pinned_images import pinned_digest
+from etude.common.pinned_images import pinned_digest, pool_template
 from etude.common.plans.registry import PlanRegistry
 from etude.envserver import metrics
 from etude.envserver.broker.dispatcher import Dispatcher
@@ -360,8 +360,10 @@ class Broker:
 
     def _record_beginning(self, node_id: str, beginning: environments_pb2.Beginning) -> None:
         """Record the start of an environment whose lease was granted earlier."""
-        if beginning.template in self._templates:
+        if pool_template(beginning.template) in self._templates:
             self.statistics.record_start(beginning.start, beginning.start_ms)
+        # What is kept ready of a template would not have helped one of a task's image.
+        if beginning.template in self._templates:
             self._record_start(node_id, beginning.template, beginning.start, beginning.start_ms)
 
     def _record_start(
@@ -399,7 +401,8 @@ class Broker:
         self.grant_rate.record_grants(1, now_s=now_s)
         self.statistics.record_grant(held.lease, waited_s=waited_s)
         record_granted(held.lease.start, waited_s=waited_s)
-        self._record_start(node_id, template, held.lease.start, held.lease.start_ms)
+        if not order.batch.placement_class.image:
+            self._record_start(node_id, template, held.lease.start, held.lease.start_ms)
         self.streams.deliver(order.batch, success_outcome(held.index, held.lease))
 
 

@@ -1,7 +1,7 @@
 """Warm-pool targets of each host, from plans, from shortages and from announced groups."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -120,7 +120,7 @@ class WarmTargets:
         for mark in self._watermarks.values():
             mark.decay(now_s=now_s)
         self._pins = {key: pin for key, pin in self._pins.items() if pin.until_s > now_s}
-        waves, hosts = self.plans.waves(now_s=now_s), list(hosts)
+        waves, hosts = _own_waves(self.plans.waves(now_s=now_s)), list(hosts)
         found: dict[str, list[environments_pb2.WarmTarget]] = {}
         pinned = (pin.template for pin in self._pins.values())
         for template in sorted({*waves, *self._watermarks, *pinned}):
@@ -150,6 +150,15 @@ class WarmTargets:
                         template=template, paused_clones=clones[name], shells=shells[name]
                     ),
                 )
+
+
+def _own_waves(waves: Mapping[str, list[Wave]]) -> dict[str, list[Wave]]:
+    """Waves without the environments that start from images of tasks."""
+    own = {
+        template: [replace(w, count=w.count - w.with_image, with_image=0) for w in each]
+        for template, each in waves.items()
+    }
+    return {template: [w for w in each if w.count] for template, each in own.items()}
 
 
 def _max_clones(host: HostState, level: TemplateReadiness) -> int:

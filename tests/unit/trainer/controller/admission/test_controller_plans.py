@@ -177,11 +177,17 @@ async def test_the_images_of_the_next_tasks_are_planned_before_there_is_a_rhythm
         coming.append(Task(task_id=f"t/{number}", uri=folder.as_uri(), environment="repos"))
     (tmp_path / "3/task.toml").write_text("[metadata]\nno toml")
     planner = PlanReporter("run", {"repos": broker.endpoint}, {"repos": "python"})
-    planner.report_wave([coming[:2], [*coming[2:], coming[0]]], siblings=4)
+    following = [coming[:2], [*coming[2:], coming[0]]]
+    planner.report_wave(following, siblings=4)
     await until(lambda: len(broker.plans) >= 1)
-    await planner.close()
     plan = broker.plans[-1].plan
     assert not plan.waves
+    for _ in range(2):
+        planner.report_wave(following, siblings=4)
+    await until(lambda: bool(broker.plans[-1].plan.waves))
+    waves = broker.plans[-1].plan.waves
+    assert [(wave.count, wave.with_image) for wave in waves] == [(8, 4), (12, 4)]
+    await planner.close()
     assert [(each.template, each.image) for each in plan.images] == [
         ("python", f"ghcr.io/x/y@{digests['a']}")
     ]

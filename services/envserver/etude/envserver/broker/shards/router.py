@@ -250,6 +250,7 @@ def divide_plan(
         del part.images[:]
         for wave in part.waves:
             wave.count = -(-wave.count // len(parts))
+            wave.with_image = -(-wave.with_image // len(parts))
     for image in plan.images:
         parts[choose_shard(batch_key("", "", image.image), names)].images.append(image)
     return parts

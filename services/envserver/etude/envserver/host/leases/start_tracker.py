@@ -4,7 +4,6 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from etude.common.pinned_images import pool_template
 from etude.envserver.drivers.base import SandboxStart
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.leases.lease_fields import STARTS
@@ -74,7 +73,7 @@ class StartTracker:
 
     def _report(self, environment: LeasedEnvironment, begun: SandboxStart) -> None:
         beginning = environments_pb2.Beginning(
-            template=pool_template(environment.record.template),
+            template=environment.record.template,
             start=STARTS[begun.kind],
             start_ms=round(1000 * begun.took_s),
         )

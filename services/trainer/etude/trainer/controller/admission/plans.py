@@ -6,6 +6,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import grpc
 
@@ -50,8 +51,9 @@ class PlanReporter:
     """By environment: time of its broker's next free slot, in Unix milliseconds; 0 for now."""
     _following: Sequence[Mapping[str, int]] = ()
     """Environments by name, of each wave behind the newest one."""
-    _next_tasks: Sequence[Task] = ()
+    _next_tasks: Sequence[Sequence[Task]] = ()
     """Tasks of those waves."""
+    _siblings: int = 1
     _reading: "asyncio.Task[None] | None" = None
     _repeating: "asyncio.Task[None] | None" = None
 
@@ -70,7 +72,7 @@ class PlanReporter:
             }
             for tasks in following
         ]
-        self._next_tasks = [task for tasks in following for task in tasks]
+        self._next_tasks, self._siblings = following, siblings
         self._send_plans()
         if self.brokers and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._read_images(), name="read-images-of-tasks")
@@ -89,7 +91,7 @@ class PlanReporter:
 
     async def _read_images(self) -> None:
         """Read the images of the next tasks, and report them with the plan."""
-        while await self.images.read(self._next_tasks):
+        while await self.images.read(list(chain.from_iterable(self._next_tasks))):
             self._send_plans()
 
     async def _repeat(self) -> None:
@@ -101,12 +103,21 @@ class PlanReporter:
         plan = self.forecast.plan(
             self._following, now_s=time.monotonic(), now_unix_ms=round(1000 * time.time())
         )
-        plan.images.extend(self.images.planned(self._next_tasks))
+        plan.images.extend(self.images.planned(list(chain.from_iterable(self._next_tasks))))
+        self._count_images(plan)
         if not plan.waves and not plan.images:
             return
         for target, environments in self._by_broker().items():
             if target not in self._reports:
                 self._report(target, environments, self._part(plan, environments))
+
+    def _count_images(self, plan: plan_pb2.RolloutPlan) -> None:
+        """Say of each wave how many of its environments start from images of tasks."""
+        parts = zip(self._next_tasks, self._following, strict=True)
+        places = ((tasks, environment) for tasks, counts in parts for environment in counts)
+        for wave, (tasks, environment) in zip(plan.waves, places, strict=False):
+            found = [t for t in tasks if t.environment == environment and self.images.of(t)]
+            wave.with_image = self._siblings * len(found)
 
     def _by_broker(self) -> dict[str, list[str]]:
         """Environments by their pool's brokers, which have one plan per run."""

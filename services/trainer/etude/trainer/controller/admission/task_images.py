@@ -36,9 +36,13 @@ class TaskImageReader:
             self._known[uri] = await asyncio.to_thread(_read_image, uri, self.storage)
         return bool(missing)
 
+    def of(self, task: Task) -> str:
+        """The image of a task; empty if it needs none, or is not known yet."""
+        return self._known.get(task.uri, "")
+
     def planned(self, tasks: Sequence[Task]) -> Iterator[plan_pb2.PlannedImage]:
         """Images of the tasks that are known, each once, with the environment as template."""
-        pairs = ((task.environment, self._known.get(task.uri, "")) for task in tasks)
+        pairs = ((task.environment, self.of(task)) for task in tasks)
         for environment, image in dict.fromkeys(pairs):
             if image:
                 yield plan_pb2.PlannedImage(template=environment, image=image)
