@@ -71,6 +71,27 @@ class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):
         )
 
     @override
+    async def ListShards(
+        self,
+        request: environments_pb2.ListShardsRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.ListShardsRequest, environments_pb2.ListShardsResponse
+        ],
+    ) -> environments_pb2.ListShardsResponse:
+        """A broker that is alone."""
+        return environments_pb2.ListShardsResponse()
+
+    @override
+    async def DescribePool(
+        self,
+        request: environments_pb2.DescribePoolRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.DescribePoolRequest, environments_pb2.DescribePoolResponse
+        ],
+    ) -> environments_pb2.DescribePoolResponse:
+        return environments_pb2.DescribePoolResponse()
+
+    @override
     async def ReportPlan(
         self,
         request: environments_pb2.ReportPlanRequest,
