@@ -84,7 +84,7 @@ class RepairedGrading:
     """Additions to a grading job."""
 
     files: Mapping[str, bytes]
-    """The hidden tests, and what the platform puts beside them."""
+    """The hidden tests, and what the platform adds to them."""
     environment: Mapping[str, str]
     protected: tuple[str, ...]
     allowed: tuple[str, ...]

@@ -1,6 +1,6 @@
 """Plugin of pytest that ends a session with success only if all of its tests were counted.
 
-A copy of this file is put beside the hidden tests. The session runs in a child process; the process
+A copy of this file lies next to the hidden tests. The session runs in a child process; the process
 that the verifier started waits for it and takes its exit code from the child's own account. A
 session without an account, or one whose numbers do not add up, ends with 3:
 

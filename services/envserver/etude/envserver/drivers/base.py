@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from etude.agent.workspace import Workspace
 from etude.agent.workspace.interface import Runner
 from etude.common.errors import Problem, UnavailableError, UserError, WrongStateError
+from etude.envserver.drivers.accesses import NO_REPORT, AccessReport
 from etude.envserver.drivers.egress_rules import NetworkUpdates
 from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.images.built_image import BuiltImage
@@ -98,25 +99,6 @@ class DriverUnavailableError(UserError):
         super().__init__(Problem(reason="DriverUnavailable", what=what, where=where, fix=fix))
 
 
-class AccessKind(StrEnum):
-    """Kind of an access."""
-
-    READ = "read"
-    """Told only of paths that matter to tests, history and caches."""
-    WRITTEN = "written"
-    DELETED = "deleted"
-    STARTED = "started"
-    """A program ran."""
-
-
-class Access(NamedTuple):
-    """One file that a command touched, or one program that it ran."""
-
-    kind: AccessKind
-    path: str
-    """Absolute; for a program its name."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOutcome:
     """Outcome of a command."""
@@ -132,9 +114,7 @@ class CommandOutcome:
     cpu_ms: int = 0
     wall_ms: int = 0
     collected: bytes | None = None
-    accesses: Sequence[Access] = ()
-    accesses_complete: bool = False
-    """False where some accesses may be missing."""
+    accesses: AccessReport = NO_REPORT
     sandbox_start: SandboxStart | None = None
     """Start of a verification's sandbox, where it may vary."""
 
@@ -156,7 +136,6 @@ class Verification:
     reward_path: str
     """File to read back afterwards: regular, small, reached without links."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the command, over those of the sandbox."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

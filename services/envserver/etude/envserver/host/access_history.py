@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from etude.envserver.drivers.base import Access, AccessKind, CommandOutcome
+from etude.envserver.drivers.accesses import Access, AccessKind
+from etude.envserver.drivers.base import CommandOutcome
 from etude.v1 import environments_pb2
 
 MAX_ACCESSES = 256
@@ -27,8 +28,8 @@ class AccessHistory:
 
     def add(self, outcome: CommandOutcome) -> CommandOutcome:
         """Add the accesses of a command; returns its outcome."""
-        self.is_complete = self.is_complete and outcome.accesses_complete
-        for access in outcome.accesses:
+        self.is_complete = self.is_complete and outcome.accesses.is_complete
+        for access in outcome.accesses.accesses:
             if access in self._accesses:
                 continue
             if len(self._accesses) >= MAX_ACCESSES:

@@ -9,6 +9,7 @@ makes the log incomplete.
 
 import contextlib
 import ctypes
+import json
 import os
 import re
 import struct
@@ -18,6 +19,8 @@ from etude.envserver.isolation.sandbox_layout import LOGS, WORKSPACE
 
 MAX_FOLDERS = 1_024
 MAX_ACCESSES = 256
+MAX_ENCODED_BYTES = 32 << 10
+"""Of all paths as JSON, where a character may take twelve bytes: reports are one packet."""
 _ROOTS = (WORKSPACE, "/tmp", LOGS)  # noqa: S108 - the sandbox's
 _MAX_PATH_CHARS = 256
 _READ_BYTES = 1 << 16
@@ -50,6 +53,7 @@ class AccessLog:
     _accesses: dict[tuple[str, str], None] = field(default_factory=dict)
     _folders: dict[int, str] = field(default_factory=dict)
     _descriptor: int = -1
+    _encoded_bytes: int = 0
 
     def open(self) -> None:
         """Watch the folders that are there; without inotify the log stays empty and incomplete."""
@@ -122,7 +126,11 @@ class AccessLog:
                 self._add("written", os.fsencode(f"{folder}/{name}").decode("utf-8", "replace"))
 
     def _add(self, kind: str, path: str) -> None:
-        if len(self._accesses) >= MAX_ACCESSES:
-            self.is_complete = self.is_complete and (kind, path[:_MAX_PATH_CHARS]) in self._accesses
+        access = (kind, path[:_MAX_PATH_CHARS])
+        if access in self._accesses:
             return
-        self._accesses[kind, path[:_MAX_PATH_CHARS]] = None
+        self._encoded_bytes += len(json.dumps(access))
+        if len(self._accesses) >= MAX_ACCESSES or self._encoded_bytes > MAX_ENCODED_BYTES:
+            self.is_complete = False
+            return
+        self._accesses[access] = None

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etude.envserver.drivers.base import Access, AccessKind, CommandOutcome
+from etude.envserver.drivers.accesses import Access, AccessKind, AccessReport
+from etude.envserver.drivers.base import CommandOutcome
 from etude.envserver.drivers.folder_driver import FolderCommand
 from etude.envserver.drivers.programs import Program
 from etude.envserver.isolation.sandbox_layout import CommandLimits, SandboxJob
@@ -75,8 +76,10 @@ def decode_report(header: Mapping[str, Any], body: bytes) -> CommandOutcome:
         cpu_ms=header["cpu_ms"],
         wall_ms=header["wall_ms"],
         collected=body[size:] if header["has_collected"] else None,
-        accesses=tuple(Access(AccessKind(kind), path) for kind, path in header["accesses"]),
-        accesses_complete=header["accesses_complete"],
+        accesses=AccessReport(
+            tuple(Access(AccessKind(kind), path) for kind, path in header["accesses"]),
+            is_complete=header["accesses_complete"],
+        ),
     )
 
 
