@@ -155,6 +155,10 @@ POOL = {
     "lease.maxQueue": f"{BROKER}.launch_admission policy",
     "lease.maxPerRun": f"{BROKER}.launch_admission policy",
     "lease.queueTimeoutSeconds": f"{BROKER}.broker",
+    **{
+        f"lease.classes[].{name}": f"{BROKER}.classes.queues"
+        for name in ("name", "weight", "floorSlots")
+    },
     "store.endpoint": "etude.common.stores storage",
     "store.region": "etude.common.stores storage",
     "store.secretRef.name": f"{OPERATOR}.builders.pool secret",

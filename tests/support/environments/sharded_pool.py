@@ -95,7 +95,7 @@ class ShardedPool:
         )
         server = rpc_server.Server([])
         environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(
-            HostService(host, Grader(driver, host.cache)), server.grpc_server
+            HostService(host, Grader(driver, host.cache), name), server.grpc_server
         )
         await server.start()
         self._servers.append(server)

@@ -144,6 +144,7 @@ class BrokerSandboxes(GradingSandboxes):
             image=job.task.image,
             ttl_seconds=math.ceil(max(0, job.left_s) + LEASE_MARGIN_S),
             snapshot_id=snapshot_id,
+            lease_class=environments_pb2.LEASE_CLASS_GRADING,
         )
 
 

@@ -13,6 +13,7 @@ from tests.support.environments.sharded_pool import ShardedPool
 
 from etude.common.errors import InvalidFieldError
 from etude.common.rpc.broker_channel import dial_brokers
+from etude.envserver.broker.host_client import HostCallError
 from etude.envserver.broker.shards.router import divide_plan, soonest
 from etude.envserver.broker.shards.spills import choose_spills
 from etude.v1 import broker_peers_pb2, environments_pb2, environments_pb2_grpc, plan_pb2
@@ -180,3 +181,10 @@ def test_a_plan_is_divided_and_the_soonest_answer_counts() -> None:
         environments_pb2.TemplateReady(template="python", ready_by_unix_ms=at) for at in (9, 0, 5)
     ]
     assert soonest(told) == [told[1]]
+
+
+async def test_an_order_for_another_host_at_this_address_is_refused(sharded: ShardedPool) -> None:
+    request = environments_pb2.OpenEnvironmentsRequest(node_id="host-1")
+    first = sharded.hosts["host-0"].host.endpoint
+    with pytest.raises(HostCallError, match="this is host host-0, not host-1"):
+        await sharded.nodes.open(first, request)

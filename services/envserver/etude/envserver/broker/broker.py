@@ -20,6 +20,8 @@ from etude.common.errors import (
 from etude.common.pinned_images import pinned_digest, pool_template
 from etude.common.plans.registry import PlanRegistry
 from etude.envserver import metrics
+from etude.envserver.broker.classes.queues import ClassQueues, class_rules
+from etude.envserver.broker.classes.shares import ClassShares
 from etude.envserver.broker.dispatcher import Dispatcher
 from etude.envserver.broker.host_client import HostClient
 from etude.envserver.broker.hosts import HostDrains, HostState
@@ -39,13 +41,7 @@ from etude.envserver.broker.launch_orders import (
     failure_outcome,
     success_outcome,
 )
-from etude.envserver.broker.launch_queue import (
-    WHOLE_BATCH,
-    BatchKey,
-    BatchPart,
-    LaunchBatch,
-    LaunchQueue,
-)
+from etude.envserver.broker.launch_queue import WHOLE_BATCH, BatchKey, BatchPart, LaunchBatch
 from etude.envserver.broker.lease_ledger import GrantedLease, LeaseLedger
 from etude.envserver.broker.outcome_streams import OutcomeStream, OutcomeStreams
 from etude.envserver.broker.placement import GroupPlacer, PlacementRequest
@@ -79,7 +75,7 @@ class Broker:
     """Environments that a run holds or waits for at the pool's other brokers."""
     started_s: float = field(default_factory=time.monotonic)
     ledger: LeaseLedger = field(default_factory=LeaseLedger)
-    queue: LaunchQueue = field(default_factory=LaunchQueue)
+    queue: ClassQueues = field(init=False)
     grant_rate: GrantRate = field(default_factory=GrantRate)
     streams: OutcomeStreams = field(default_factory=OutcomeStreams)
     placer: GroupPlacer = field(init=False)
@@ -93,6 +89,8 @@ class Broker:
 
     def __post_init__(self) -> None:
         self._label = shard_label(self.shard)
+        shares = ClassShares(class_rules(self.spec.lease.classes))
+        self.queue = ClassQueues(shares, self.ledger.by_class)
         self._templates = frozenset(template.name for template in self.spec.templates)
         self.placer = GroupPlacer(self.ledger.hosts, packs=self.spec.is_sized_for_demand)
         self.drains = HostDrains(self.ledger.hosts)
@@ -252,6 +250,7 @@ class Broker:
                     self.streams.deliver(batch, failure_outcome(index, *failure))
         self.ledger.forget_old(now_s=now_s)
         self.drains.update(now_s=now_s)
+        self.queue.record_use(now_s=now_s)
         self._dispatch()
         self.warm_targets.refresh(self.ledger.hosts, now_s=now_s)
         self.image_targets.refresh(now_s=now_s)
@@ -350,6 +349,7 @@ class Broker:
         for turn in self.queue.take(self.placer.offer, now_s=time.monotonic()):
             host = self.placer.reserve(turn)
             if host is None:
+                self.queue.settle(turn.batch, 1)
                 continue
             key = (host.node_id, turn.batch.key)
             order = LaunchOrder(host=host, batch=turn.batch, label=self._label)

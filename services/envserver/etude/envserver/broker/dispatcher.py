@@ -7,11 +7,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 
 from etude.envserver import metrics
+from etude.envserver.broker.classes.queues import ClassQueues
 from etude.envserver.broker.host_client import HostCallError, HostClient
-from etude.envserver.broker.hosts import HostState
+from etude.envserver.broker.hosts import Closing, HostState
 from etude.envserver.broker.launch_orders import LaunchOrder, failure_outcome
-from etude.envserver.broker.launch_queue import LaunchQueue, Turn
-from etude.envserver.broker.lease_ledger import Closing, LeaseLedger
+from etude.envserver.broker.launch_queue import Turn
+from etude.envserver.broker.lease_ledger import LeaseLedger
 from etude.envserver.broker.outcome_streams import OutcomeStreams
 from etude.v1 import environments_pb2
 
@@ -33,7 +34,7 @@ class Dispatcher:
 
     host_client: HostClient
     ledger: LeaseLedger
-    queue: LaunchQueue
+    queue: ClassQueues
     streams: OutcomeStreams
     grant: Callable[[LaunchOrder, environments_pb2.HeldLease, float], None]
     """Called with each lease that a host has opened, and when."""
@@ -86,6 +87,7 @@ class Dispatcher:
                     self._handle_refusal(order.host, turn, outcome)
         finally:
             order.host.settle_order(len(order.turns), order.cpu_ms)
+            self.queue.settle(batch, len(order.turns))
         self.on_capacity(freed)
 
     async def _request_outcomes(

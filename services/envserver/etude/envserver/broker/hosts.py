@@ -21,6 +21,14 @@ class SnapshotKey(NamedTuple):
     snapshot_id: str
 
 
+class Closing(NamedTuple):
+    """Leases that a host has to end."""
+
+    node_id: str
+    endpoint: str
+    lease_ids: list[str]
+
+
 @dataclass(slots=True, kw_only=True)
 class HostState:
     """One host."""

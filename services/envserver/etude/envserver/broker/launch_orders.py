@@ -31,6 +31,7 @@ class LaunchOrder:
         asked = self.batch.request
         return environments_pb2.OpenEnvironmentsRequest(
             leases=leases,
+            node_id=self.host.node_id,
             template=asked.template,
             workspace=asked.workspace,
             toolset=asked.toolset,
@@ -56,6 +57,7 @@ class LaunchOrder:
             index=index,
             run_id=batch.key.run_id,
             request_digest=batch.digest,
+            lease_class=batch.request.lease_class,
         )
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from etude.common.tls.lease_owner import refuse_other_owner
-from etude.envserver.broker.hosts import Hosts, HostState
+from etude.envserver.broker.classes.shares import lease_class
+from etude.envserver.broker.hosts import Closing, Hosts, HostState
 from etude.envserver.broker.launch_queue import BatchKey
 from etude.v1 import environments_pb2
 
@@ -61,14 +62,6 @@ class GrantedLease:
         return self.held.lease
 
 
-class Closing(NamedTuple):
-    """Leases that a host has to end."""
-
-    node_id: str
-    endpoint: str
-    lease_ids: list[str]
-
-
 @dataclass(slots=True)
 class LeaseLedger:
     """The broker's whole state. It is rebuilt from heartbeats, so nothing here is ever stored.
@@ -100,6 +93,8 @@ class LeaseLedger:
     """Expiry in Unix milliseconds, of the ended leases that had expired."""
     _by_key: dict[BatchKey, dict[int, str]] = field(default_factory=dict)
     _of_run: dict[str, int] = field(default_factory=dict)
+    by_class: Counter[int] = field(default_factory=Counter)
+    """Living leases by class."""
     _lost: dict[str, GrantedLease] = field(default_factory=dict)
     """Leases of hosts that fell silent; they count again when the host comes back with them."""
     _ends: dict[int, set[str]] = field(default_factory=dict)
@@ -199,6 +194,12 @@ class LeaseLedger:
                 self._lost[lease_id] = granted
             self.hosts.remove(host)
         return [host.node_id for host in silent]
+
+    def has_lost(self, lease_ids: Iterable[str], *, since_s: float) -> bool:
+        """True if one of some leases was on a host that has fallen silent since a time."""
+        return any(
+            lost.lost_s >= since_s for lost in map(self._lost.get, lease_ids) if lost is not None
+        )
 
     def move_host(self, node_id: str) -> None:
         """Forget a host that belongs to another broker now, which has its leases."""
@@ -350,6 +351,7 @@ class LeaseLedger:
         host = self.hosts.get(granted.node_id)
         if host is not None:
             host.leases.add(lease_id)
+        self.by_class[lease_class(granted.held.lease_class)] += 1
         granted.age_class = AgeClass(granted.template, granted.granted_s // AGE_STEP_S)
         self.began[granted.age_class] += 1
 
@@ -369,6 +371,7 @@ class LeaseLedger:
         if host is not None:
             host.leases.discard(lease_id)
             host.renewed.pop(lease_id, None)
+        self.by_class[lease_class(granted.held.lease_class)] -= 1
         self.began[granted.age_class] -= 1
         if not self.began[granted.age_class]:
             del self.began[granted.age_class]

@@ -58,6 +58,7 @@ class PoolClient:
             toolset=TOOLSET,
             ttl_seconds=TTL_S,
             queue_timeout_seconds=QUEUE_S,
+            lease_class=environments_pb2.LEASE_CLASS_SERVING,
         )
         limit_s = QUEUE_S + channels.CONTROL_DEADLINE_S
         async for outcome in self._broker().LaunchBatch(request, timeout=limit_s):

@@ -229,7 +229,8 @@ async def _serve(
         environment_state_pb2.DESCRIPTOR.services_by_name["EnvStateService"].full_name,
     )
     server = rpc_server.Server(names, settings.server.host, settings.server.port)
-    service = HostService(host, Grader(host.driver, host.cache, host.start_tracker))
+    grader = Grader(host.driver, host.cache, host.start_tracker)
+    service = HostService(host, grader, settings.server.pod)
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(service, server.grpc_server)
     environment_access_pb2_grpc.add_EnvAccessServiceServicer_to_server(
         AccessService(host), server.grpc_server

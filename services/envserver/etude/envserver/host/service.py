@@ -38,6 +38,8 @@ class HostService(environments_pb2_grpc.EnvNodeServiceServicer):
 
     host: Host
     grader: Grader
+    node_id: str = ""
+    """Name of this host; orders for another one are refused."""
     draining: bool = False
 
     @override
@@ -48,6 +50,8 @@ class HostService(environments_pb2_grpc.EnvNodeServiceServicer):
     ) -> pb2.OpenEnvironmentsResponse:
         if self.draining:
             raise UnavailableError("this host is shutting down")
+        if self.node_id and request.node_id not in {"", self.node_id}:
+            raise UnavailableError(f"this is host {self.node_id}, not {request.node_id}")
         return pb2.OpenEnvironmentsResponse(outcomes=await self.host.open(request))
 
     @override

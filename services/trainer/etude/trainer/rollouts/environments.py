@@ -13,6 +13,7 @@ from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
 from etude.trainer.rollouts.sandbox_client import SandboxClient
 from etude.trainer.rollouts.snapshot_client import SnapshotClient
 from etude.trainer.rollouts.task_setup import TaskSetup
+from etude.trainer.routing.table import Purpose
 from etude.v1 import environments_pb2
 
 CALL_MARGIN_S = 30.0
@@ -80,6 +81,11 @@ class GroupEnvironments:
             # A single rollout has no siblings to share a host with.
             group_id=order.group_id if len(order.indices) > 1 else "",
             queue_timeout_seconds=max(MIN_QUEUE_S, 4 * order.limits.timeout_seconds),
+            lease_class=(
+                environments_pb2.LEASE_CLASS_TRAINING
+                if order.purpose is Purpose.TRAINING
+                else environments_pb2.LEASE_CLASS_EVALUATION
+            ),
         )
 
 

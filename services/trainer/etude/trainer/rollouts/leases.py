@@ -19,7 +19,9 @@ log = logging.getLogger(__name__)
 RENEW_EVERY_S = 15.0
 """Three attempts fit into the shortest lease time that a pool may have."""
 
-RENEW_TRIES = 3
+RENEW_AT_ONCE = 1_000
+"""Leases in one call: with more it could miss its deadline."""
+TRIES = 3
 """The broker of a lease may have died: another takes over within seconds."""
 RETRY_S = 1.0
 
@@ -140,13 +142,14 @@ class Leases:
     async def _keep_renewing(self) -> None:
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
-            if self._held:
-                await self._renew(sorted(self._held))
+            held = sorted(self._held)
+            for start in range(0, len(held), RENEW_AT_ONCE):
+                await self._renew(held[start : start + RENEW_AT_ONCE])
 
     async def _renew(self, lease_ids: Sequence[str]) -> None:
         # The pool's spec sets the lease time, as at the launch.
         request = environments_pb2.RenewLeasesRequest(lease_ids=lease_ids)
-        for left in reversed(range(RENEW_TRIES)):
+        for left in reversed(range(TRIES)):
             try:
                 answer = await self.broker.RenewLeases(request, timeout=channels.CONTROL_DEADLINE_S)
             except grpc.aio.AioRpcError as error:
@@ -176,11 +179,17 @@ class Leases:
         if not ended:
             return
         request = environments_pb2.ReleaseLeasesRequest(lease_ids=ended)
-        try:
-            await self.broker.ReleaseLeases(request, timeout=channels.CONTROL_DEADLINE_S)
-        except grpc.aio.AioRpcError as error:
-            # They are not renewed any more, so they expire.
-            log.warning("%d leases not released: %s", len(ended), error.details())
+        for left in reversed(range(TRIES)):
+            try:
+                await self.broker.ReleaseLeases(request, timeout=channels.CONTROL_DEADLINE_S)
+            except grpc.aio.AioRpcError as error:
+                if not left or error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    # They are not renewed any more, so they expire.
+                    log.warning("%d leases not released: %s", len(ended), error.details())
+                    break
+                await asyncio.sleep(RETRY_S)
+            else:
+                break
         del self._ended[: len(ended)]
 
 

@@ -11,6 +11,7 @@ from etude.common.api.pool.autoscaling import DECIDED, Autoscaling, ScalingMode
 from etude.common.api.pool.backend import BACKENDS, Backend
 from etude.common.api.pool.environment_api import EnvironmentApi
 from etude.common.api.pool.images import TaskImages
+from etude.common.api.pool.lease_classes import LeaseClass
 from etude.common.api.pool.network import EgressPolicy, Network
 from etude.common.api.pool.placement import Placement
 from etude.common.api.pool.size_rules import SIZES
@@ -173,6 +174,9 @@ class LeasePolicy(Model):
     max_per_run: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Environments that one run may hold and wait for; more are refused with a retry hint. Without
     it one run may take the whole pool while no other run asks."""
+    classes: Annotated[tuple[LeaseClass, ...], Field(max_length=4), NAMED] = ()
+    """What each use of the pool gets of its slots. Classes that are not listed have weight 1 and no
+    floor."""
     queue_timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 600
     """Longest wait for a slot where a client sets none. A run's rollouts wait for four of their own
     time limits, and at least 600 s; a verifier waits for its own."""

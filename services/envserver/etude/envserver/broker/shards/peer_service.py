@@ -81,6 +81,7 @@ class PeerService(broker_peers_pb2_grpc.BrokerPeerServiceServicer):
         broker.renew(known, renewal.ttl_seconds)
         if unknown:
             broker.require_rebuilt()
+            self.router.refuse_moving(unknown)
         return pb2.ForwardRenewalResponse(missing_lease_ids=unknown)
 
     @override

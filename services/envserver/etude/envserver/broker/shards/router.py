@@ -22,7 +22,7 @@ from etude.common.errors import (
 )
 from etude.common.rpc.retry_after import retry_after_s
 from etude.envserver.broker.broker import TICK_S, Broker
-from etude.envserver.broker.shards.peers import Peer, Peers
+from etude.envserver.broker.shards.peers import MOVE_S, Peer, Peers
 from etude.envserver.broker.snapshot_search import SNAPSHOT_S
 from etude.v1 import broker_peers_pb2, environments_pb2, plan_pb2
 
@@ -45,6 +45,7 @@ class ShardRouter:
     def connect(self) -> None:
         """Let broker and peers know of each other's loads."""
         self.broker.held_elsewhere = self.peers.held_elsewhere
+        self.broker.queue.num_brokers = lambda: 1 + len(self.peers.living)
         self.peers.make_load = self.make_load
 
     def make_load(self) -> broker_peers_pb2.ShardLoad:
@@ -104,10 +105,7 @@ class ShardRouter:
         """
         known, unknown = self.broker.ledger.split_known(lease_ids, owner)
         self.broker.renew(known, ttl_s)
-        if unknown and self.peers.settles_in_s(now_s=time.monotonic()):
-            raise UnavailableError(
-                "a broker of this pool was lost and its hosts are moving: try again in 2 s"
-            )
+        self.refuse_moving(unknown)
         request = broker_peers_pb2.ForwardRenewalRequest(owner=owner)
         request.renewal.ttl_seconds = ttl_s
         missing = unknown
@@ -121,6 +119,22 @@ class ShardRouter:
         if missing:
             missing = self.broker.renew(missing, ttl_s)
         return missing
+
+    def refuse_moving(self, lease_ids: Sequence[str]) -> None:
+        """Refuse an answer about unknown leases while hosts move between brokers.
+
+        Raises:
+            UnavailableError: they may turn up at another broker.
+        """
+        now_s, is_alone = time.monotonic(), not self.peers.living
+        if lease_ids and self.peers.settles_in_s(now_s=now_s):
+            raise UnavailableError(
+                "a broker of this pool was lost and its hosts are moving: try again in 2 s"
+            )
+        if not is_alone and self.broker.ledger.has_lost(lease_ids, since_s=now_s - MOVE_S):
+            raise UnavailableError(
+                "a silent host may be moving to another broker: try again in 2 s"
+            )
 
     async def release(self, lease_ids: Sequence[str], *, owner: str = "") -> None:
         """End leases, each at the broker of its host."""
