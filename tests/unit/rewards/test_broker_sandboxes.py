@@ -10,7 +10,12 @@ from typing_extensions import override
 
 from etude.common.rpc import server as rpc_server
 from etude.rewards.grading import BrokerSandboxes, GradeInput, GradingJob, LostGrade
-from etude.v1 import environments_pb2, environments_pb2_grpc
+from etude.v1 import (
+    environment_state_pb2,
+    environment_state_pb2_grpc,
+    environments_pb2,
+    environments_pb2_grpc,
+)
 
 
 class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):
@@ -57,12 +62,33 @@ class Node(environments_pb2_grpc.EnvNodeServiceServicer):
         return environments_pb2.GradeResponse(reward_file=b"1", evidence=evidence)
 
 
+@dataclass
+class States(environment_state_pb2_grpc.EnvStateServiceServicer):
+    """Sets up every lease, or none."""
+
+    fails: bool = False
+    asked: list[environment_state_pb2.SetUpRequest] = field(default_factory=list)
+
+    @override
+    async def SetUp(
+        self, request: environment_state_pb2.SetUpRequest, context: object
+    ) -> environment_state_pb2.SetUpResponse:
+        self.asked.append(request)
+        if self.fails:
+            return environment_state_pb2.SetUpResponse(exit_code=2, output=b"no disk")
+        return environment_state_pb2.SetUpResponse(succeeded=len(request.commands))
+
+
 @contextlib.asynccontextmanager
-async def serving_of(broker: Broker, node: Node) -> AsyncIterator[BrokerSandboxes]:
-    """Sandboxes of these two."""
+async def serving_of(
+    broker: Broker, node: Node, states: States | None = None
+) -> AsyncIterator[BrokerSandboxes]:
+    """Sandboxes of these."""
     server = rpc_server.Server(["etude.v1.EnvBrokerService"])
     environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(broker, server.grpc_server)
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(node, server.grpc_server)
+    if states is not None:
+        environment_state_pb2_grpc.add_EnvStateServiceServicer_to_server(states, server.grpc_server)
     await server.start()
     broker.endpoint = f"127.0.0.1:{server.port}"
     sandboxes = BrokerSandboxes({"repos": broker.endpoint}, {"repos": "python"}, "run")
@@ -114,3 +140,37 @@ async def test_what_is_graded_in_a_fork_starts_from_its_own_snapshot(job: Gradin
     asked = sorted((each.snapshot_id, each.count) for each in broker.asked)
     assert asked == [("", 1), ("end-1", 1), ("end-2", 1)]
     assert {job.mode for job in node.jobs} == {environments_pb2.GRADE_MODE_FORK}
+
+
+async def test_a_task_is_set_up_where_its_tests_run_unless_a_snapshot_has_it(
+    job: GradingJob,
+) -> None:
+    broker, node, states = Broker(), Node(), States()  # type: ignore[abstract]  # the other calls never come
+    nothing = environments_pb2.WorkspaceDiff()
+    task = replace(job.task, setup=("make deps", "make"), setup_timeout_s=90.0)
+
+    async with serving_of(broker, node, states) as sandboxes:
+        answers = await sandboxes.grade(
+            job._replace(task=task, deadline_s=time.monotonic() + 30.0),
+            [GradeInput(nothing, "group-1"), GradeInput(nothing)],
+        )
+
+    assert not any(isinstance(answer, LostGrade) for answer in answers)
+    [asked] = states.asked
+    assert (list(asked.commands), asked.timeout_seconds) == (["make deps", "make"], 90)
+    assert sorted(each.snapshot_id for each in broker.asked) == ["", "group-1"]
+    assert {job.mode for job in node.jobs} == {environments_pb2.GRADE_MODE_CLEAN}
+
+
+async def test_a_set_up_that_fails_loses_the_grade_and_says_why(job: GradingJob) -> None:
+    broker, node, states = Broker(), Node(), States(fails=True)  # type: ignore[abstract]  # the other calls never come
+    task = replace(job.task, setup=("make deps",))
+
+    async with serving_of(broker, node, states) as sandboxes:
+        [answer] = await sandboxes.grade(
+            job._replace(task=task, deadline_s=time.monotonic() + 30.0),
+            [GradeInput(environments_pb2.WorkspaceDiff())],
+        )
+
+    assert answer == LostGrade("metadata.etude_setup[0] failed: 'no disk'")
+    assert not node.jobs

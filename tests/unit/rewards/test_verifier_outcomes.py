@@ -232,3 +232,18 @@ async def test_a_fork_is_graded_once_and_one_that_was_not_saved_is_masked(
         assert outcomes[:2] == [1.0, 1.0]
         assert isinstance(outcomes[2], Fault)
         assert len(sandboxes.graded) == 2, "equal diffs, but what services hold may differ"
+
+
+async def test_equal_changes_are_graded_once_on_a_set_up_and_without_its_snapshot_if_it_is_lost(
+    job: GradingJob, rollout: Make
+) -> None:
+    answers: Iterator[GradeAnswer] = iter([LostGrade("no host holds it"), _file(b"1")])
+    sandboxes = MemorySandboxes(lambda _: next(answers))
+    rollouts = [rollout("right"), rollout("right")]
+    for each, snapshot_id in zip(rollouts, ("group-1", "group-2"), strict=True):
+        each.snapshot_id = snapshot_id
+
+    assert await _verifier(sandboxes).grade(job, "t", rollouts) == [1.0, 1.0]
+    first, second = sandboxes.snapshot_ids
+    assert first in {"group-1", "group-2"}
+    assert second == ""

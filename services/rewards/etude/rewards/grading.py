@@ -80,11 +80,14 @@ class MemorySandboxes(GradingSandboxes):
 
     answer: Callable[[environments_pb2.WorkspaceDiff], GradeAnswer]
     graded: list[environments_pb2.WorkspaceDiff] = field(default_factory=list)
+    snapshot_ids: list[str] = field(default_factory=list)
+    """Of these."""
 
     @override
     async def grade(self, job: GradingJob, handed: Sequence[GradeInput]) -> list[GradeAnswer]:
         diffs = [each.diff for each in handed]
         self.graded += diffs
+        self.snapshot_ids += [each.snapshot_id for each in handed]
         return [self.answer(diff) for diff in diffs]
 
 
