@@ -103,7 +103,7 @@ def _run(
         child = _start(job, (null, write_end, write_end))
         watch = _Watch(job, child, output, log, has_proc=has_proc)
     status = watch.until_end()
-    log.close()
+    log.read()
     kept, dropped_bytes, dropped_lines = watch.kept.result()
     collected = _collect(job.collect) if job.collect else None
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
