@@ -44,23 +44,45 @@ def main() -> None:
         folder = Path(name)
         console.log(f"{given.images} images …")
         references = layouts.write_images(folder / "layout", given.images)
-        ladders = []
-        for driver, count in (("GVisor", LADDER_IMAGES), ("QemuMicroVM", VM_IMAGES)):
-            if driver == "GVisor" or not given.skip_vm:
-                console.log(f"ladder of {driver} …")
-                pool = _pool(folder, f"ladder-{driver}", machine, driver)
-                ladders.append(asyncio.run(ladder.measure(pool, references[:count])))
-        budget_mib = round(given.budget * ladders[0].image_bytes / MIB)
+        first = _measure_ladder(console, folder, machine, "GVisor", references[:LADDER_IMAGES])
+        budget_mib = max(256, round(given.budget * first.image_bytes / MIB))
+        figures.record("images", images=given.images, budget=given.budget, budget_mib=budget_mib)
         rhythm = Rhythm(waves=given.waves, groups=8, think_s=given.think, step_s=given.step)
         runs = []
         for is_planned in (False, True):
             console.log(f"waves {'with' if is_planned else 'without'} plans …")
             pool = _pool(folder, f"waves-{is_planned}", machine, "GVisor")
-            pool.disk_mib = max(256, budget_mib)
+            pool.disk_mib = budget_mib
             run = waves.run_waves(pool, references, rhythm, is_planned=is_planned)
             runs.append(asyncio.run(run))
+            console.log(str(runs[-1]))
+        _record_waves(*runs)
+        ladders = [first]
+        if not given.skip_vm:
+            vms = references[:VM_IMAGES]
+            ladders.append(_measure_ladder(console, folder, machine, "QemuMicroVM", vms))
     _show(console, ladders, runs)
-    _record(given, ladders, runs, budget_mib)
+
+
+def _measure_ladder(
+    console: Console, folder: Path, machine: Path, driver: str, references: Sequence[str]
+) -> Ladder:
+    """Measure one driver, and record it at once: what follows takes long."""
+    console.log(f"ladder of {driver} …")
+    pool = _pool(folder, f"ladder-{driver}", machine, driver)
+    found = asyncio.run(ladder.measure(pool, references))
+    console.log(str(found))
+    numbers: dict[str, int | float] = {
+        "first_call_cold_s": round(found.cold_s, 3),
+        "first_call_pulled_s": round(found.pulled_s, 3),
+        "first_call_cached_s": round(found.cached_s, 3),
+        "first_call_forked_s": round(found.forked_s, 3),
+        "cold_cpu_s": round(found.cold_cpu_s, 3),
+        "ladder_images": found.images,
+    }
+    prefix = "" if driver == "GVisor" else "vm_"
+    figures.record("images", **{f"{prefix}{name}": number for name, number in numbers.items()})
+    return found
 
 
 def _pool(folder: Path, name: str, machine: Path, driver: str) -> ImagePool:
@@ -76,39 +98,20 @@ def _pool(folder: Path, name: str, machine: Path, driver: str) -> ImagePool:
     )
 
 
-def _record(
-    given: argparse.Namespace,
-    ladders: Sequence[Ladder],
-    runs: Sequence[WavesResult],
-    budget_mib: int,
-) -> None:
-    first, (without, planned) = ladders[0], runs
-    numbers: dict[str, int | float] = {
-        "images": given.images,
-        "budget": given.budget,
-        "budget_mib": budget_mib,
-        "first_call_cold_s": round(first.cold_s, 3),
-        "first_call_cached_s": round(first.cached_s, 3),
-        "first_call_forked_s": round(first.forked_s, 3),
-        "cold_cpu_s": round(first.cold_cpu_s, 3),
-        "hit_ratio": round(planned.hit_ratio, 3),
-        "hit_ratio_without_plans": round(without.hit_ratio, 3),
-        "evictions": planned.evictions,
-        "pulled_ahead": planned.ahead,
-        "group_first_call_s": round(planned.median_s, 3),
-        "group_first_call_without_plans_s": round(without.median_s, 3),
-        "group_first_call_ratio": round(without.median_s / planned.median_s, 2),
-        "cpu_ratio": round(planned.cpu_s / without.cpu_s, 3),
-    }
-    for each in ladders[1:]:
-        numbers |= {
-            "vm_images": each.images,
-            "vm_first_call_cold_s": round(each.cold_s, 3),
-            "vm_first_call_image_cached_s": round(each.pulled_s, 3),
-            "vm_first_call_snapshot_cached_s": round(each.cached_s, 3),
-            "vm_first_call_forked_s": round(each.forked_s, 3),
-        }
-    figures.record("images", **numbers)
+def _record_waves(without: WavesResult, planned: WavesResult) -> None:
+    figures.record(
+        "images",
+        hit_ratio=round(planned.hit_ratio, 3),
+        hit_ratio_without_plans=round(without.hit_ratio, 3),
+        evictions=planned.evictions,
+        evictions_without_plans=without.evictions,
+        pulled_ahead=planned.ahead,
+        groups=planned.groups,
+        group_first_call_s=round(planned.median_s, 3),
+        group_first_call_without_plans_s=round(without.median_s, 3),
+        group_first_call_ratio=round(without.median_s / planned.median_s, 2),
+        cpu_ratio=round(planned.cpu_s / without.cpu_s, 3),
+    )
 
 
 def _show(console: Console, ladders: Sequence[Ladder], runs: Sequence[WavesResult]) -> None:
