@@ -255,7 +255,8 @@ class RewardsRole(RoleSpec):
             cel="!has(self.secretRef)"
             " || self.functions.exists(f, f.function in ['Judge', 'Hacks'])",
             holds=lambda s: s.secret_ref is None or any(f.function in JUDGED for f in s.functions),
-            message="secretRef is for endpoints: one function has to be Judge or Hacks",
+            message="secretRef is for endpoints:"
+            " one of the functions must have function Judge or Hacks",
             fix="remove secretRef, or add a function Judge or Hacks",
             field_path=".secretRef",
         ),
