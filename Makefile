@@ -1,10 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-<<<<<<< HEAD
-.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit bench-branches bench-repos bench-hacks bench-images bench-groups test-privacy search-model system-deps buf
-=======
-.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit bench-branches bench-repos bench-images bench-scale test-privacy search-model system-deps buf
->>>>>>> 0b406dad (envserver: share slots between classes of leases, and measure brokers at scale)
+.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit bench-branches bench-repos bench-hacks bench-images bench-groups bench-scale test-privacy search-model system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -185,13 +181,11 @@ bench-repos: $(READY) ## tasks mined from real projects of PyPI, npm, crates.io 
 bench-images: $(READY) ## 200 images on a disk for 40: hits, evictions, time to the first tool call: bench/out/images.json (gVisor, QEMU, root, half an hour)
 	$(RUN) python bench/images.py
 
-<<<<<<< HEAD
 bench-groups: $(READY) ## one set-up and 16 forks against 16 set-ups: bench/out/groups.json (gVisor, QEMU, root, minutes)
 	$(RUN) python bench/groups.py
-=======
+
 bench-scale: $(READY) ## one run over several brokers, one killed under load: bench/out/scale.json (simulated nodes, idle, minutes)
 	$(RUN) python bench/scale.py
->>>>>>> 0b406dad (envserver: share slots between classes of leases, and measure brokers at scale)
 
 bench-routing: $(READY) ## throughput, balance and prefix hits of 1 to 8 engines (simulated, a minute)
 	$(RUN) python bench/routing.py

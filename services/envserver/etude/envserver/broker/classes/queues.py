@@ -66,7 +66,7 @@ class ClassQueues:
         passed_s = 0.0 if self._recorded_s is None else now_s - self._recorded_s
         self._recorded_s = now_s
         waiting = [each for each, queue in self._queues.items() if len(queue)]
-        self.shares.record_use(self._held(), waiting, passed_s=passed_s)
+        self.shares.record_use(self._count_held(), waiting, passed_s=passed_s)
 
     def take(self, offers: Offers, *, now_s: float) -> Generator[Turn, None, None]:
         """Turns until the queue is empty or nothing is offered; stop early by closing the iterator.
@@ -78,7 +78,7 @@ class ClassQueues:
             for each, queue in self._queues.items()
             if len(queue)
         }
-        held, brokers = self._held(), self.num_brokers()
+        held, brokers = self._count_held(), self.num_brokers()
         try:
             while turns:
                 each = self.shares.choose(turns, held, brokers=brokers)
@@ -93,7 +93,7 @@ class ClassQueues:
             for left in turns.values():
                 left.close()
 
-    def _held(self) -> Counter[int]:
+    def _count_held(self) -> Counter[int]:
         return Counter(self.leased) + self._ordered
 
     def _queue(self, batch: LaunchBatch) -> LaunchQueue:
