@@ -42,6 +42,8 @@ OUT = Path(__file__).parent / "out" / "hacks.json"
 FIRST_FILE = {"a.py": b"x = 1\n"}
 """First files of the records of class G."""
 KINDS = "ABCDEFG"
+CONCURRENT = 4
+"""Attacks that are tried at a time."""
 
 
 @dataclass(slots=True)
@@ -103,9 +105,12 @@ def _names(played: Played) -> str:
 
 async def try_all(arena: HackArena, attacks: Sequence[Attack], tallies: dict[str, Tally]) -> None:
     """Try attacks of the classes A to F."""
-    for attack in attacks:
+    slots = asyncio.Semaphore(CONCURRENT)
+
+    async def one(attack: Attack) -> None:
         tally = tallies[attack.kind]
-        arms = await arena.try_attack(attack)
+        async with slots:
+            arms = await arena.try_attack(attack)
         tally.add_attack(
             attack.name, off=arms.scores_unrepaired, on=arms.scores, twin=arms.twin_scores
         )
@@ -113,15 +118,27 @@ async def try_all(arena: HackArena, attacks: Sequence[Attack], tallies: dict[str
             tally.add_detection(attack.name, arms.attack)
         tally.add_honest(attack.name, arms.honest)
 
+    async with asyncio.TaskGroup() as group:
+        for attack in attacks:
+            group.create_task(one(attack), name=attack.name)
+
 
 async def add_honest(
     arena: HackArena, attacks: Sequence[Attack], tallies: dict[str, Tally], seeds: range
 ) -> None:
     """Play the twins on further seeds."""
+    slots = asyncio.Semaphore(CONCURRENT)
+
+    async def one(attack: Attack) -> None:
+        async with slots:
+            played = await arena.play_honest(attack)
+        tallies[attack.kind].add_honest(attack.name, played)
+
     for seed in seeds:
         arena.seed = seed
-        for attack in attacks:
-            tallies[attack.kind].add_honest(attack.name, await arena.play_honest(attack))
+        async with asyncio.TaskGroup() as group:
+            for attack in attacks:
+                group.create_task(one(attack), name=attack.name)
 
 
 def try_rubric(tally: Tally) -> None:

@@ -213,7 +213,8 @@ class HackArena:
         return _without_leaks(hygiene.clean_first_files(tree), task)
 
     async def _play(self, source: Tree, script: Script, *, has_egress: bool = False) -> Played:
-        sandbox = await self._open(source, self.connected if has_egress else self.driver)
+        driver = self.connected if has_egress else self.driver
+        sandbox, _ = await self._open(source, driver)
         record = rollout_pb2.Rollout(final_message=script.text, ending=rollout_pb2.ENDING_STOPPED)
         accesses = AccessHistory()
         for turn, command in enumerate(self._calls(script)):
@@ -229,13 +230,14 @@ class HackArena:
     def _calls(self, script: Script) -> Sequence[str]:
         return calls_of(script.run, draw_subject(self.seed).values(self.seed))
 
-    async def _open(self, source: Tree, driver: ProcessDriver) -> Sandbox:
+    async def _open(self, source: Tree, driver: ProcessDriver) -> tuple[Sandbox, Path]:
+        """Open a sandbox; returns it with the folder of its lease."""
         self._made += 1
         lease = driver.leases / f"lease-{self._made}"
         lease.mkdir(parents=True)
         sandbox = driver.sandbox(lease, _nothing, template="t")
         await sandbox.initialize(source)
-        return sandbox
+        return sandbox, lease
 
     async def _grade(
         self,
@@ -268,8 +270,7 @@ class HackArena:
         off: frozenset[Repair],
     ) -> tuple[Played, GradeAnswer]:
         """Run the agent's commands, and the verifier in the same session after them."""
-        await self._open(source, self.driver)
-        lease = self.driver.leases / f"lease-{self._made}"
+        _, lease = await self._open(source, self.driver)
         tests = {p: File(c) for p, c in {**task.tests(), **_runner_files()}.items()}
         await asyncio.to_thread(folders.write_tree, lease / "tests", tests, self.driver.owner())
         commands = "\n".join(self._calls(script))
