@@ -31,7 +31,7 @@ PATIENCE_S = 120.0
 _ROUND = 60
 _LIMITS = FolderLimits(max_files=100, max_bytes=1 << 20)
 _IDENTITY = GuestIdentity(env_id="fuzz", token=b"t", generation=1)
-NUM_CALLS = 18
+NUM_CALLS = 19
 """What is asked for at once."""
 
 
@@ -175,6 +175,7 @@ def _asks(channel: GuestChannel) -> list[Ask]:
         Ask(workspace_files.changed_files(channel, "m", _LIMITS), by_guest),
         Ask(workspace_files.workspace_content(channel, _LIMITS), by_guest),
         Ask(workspace_files.write_tree(channel, {"a": File(b"a")}, root="/r"), by_guest),
+        Ask(workspace_files.workspace_change(channel, b"", _LIMITS), by_guest),
     ]
 
 
