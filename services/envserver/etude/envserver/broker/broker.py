@@ -17,9 +17,10 @@ from etude.common.errors import (
     ReusedIdError,
     UnavailableError,
 )
-from etude.common.pinned_images import pinned_digest, pool_template
+from etude.common.pinned_images import pinned_digest
 from etude.common.plans.registry import PlanRegistry
 from etude.envserver import metrics
+from etude.envserver.broker import pool_statistics
 from etude.envserver.broker.classes.queues import ClassQueues, class_rules
 from etude.envserver.broker.classes.shares import ClassShares
 from etude.envserver.broker.dispatcher import Dispatcher
@@ -45,7 +46,7 @@ from etude.envserver.broker.launch_queue import WHOLE_BATCH, BatchKey, BatchPart
 from etude.envserver.broker.lease_ledger import GrantedLease, LeaseLedger
 from etude.envserver.broker.outcome_streams import OutcomeStream, OutcomeStreams
 from etude.envserver.broker.placement import GroupPlacer, PlacementRequest
-from etude.envserver.broker.pool_statistics import PoolStatistics, record_granted, record_pool
+from etude.envserver.broker.pool_statistics import PoolStatistics, StartRecords
 from etude.envserver.broker.snapshot_search import SNAPSHOT_S, find_snapshot
 from etude.envserver.broker.warm_targets import WarmTargets, ready_by
 from etude.v1 import environments_pb2, plan_pb2
@@ -57,6 +58,8 @@ REBUILD_S = 2.0
 CLOSE_WAIT_S = 2.0
 """A release answers after this, whatever its hosts do; their heartbeats bring the rest."""
 TICK_S = 0.25
+MOVING_S = 15.0
+"""A host that has moved to another broker is known there after this."""
 ADOPTED_S = 60
 """Shortest life of a lease that a new broker adopts; holders renew every 15 s."""
 
@@ -84,6 +87,7 @@ class Broker:
     drains: HostDrains = field(init=False)
     dispatcher: Dispatcher = field(init=False)
     statistics: PoolStatistics = field(default_factory=PoolStatistics)
+    starts: StartRecords = field(init=False)
     _templates: frozenset[str] = field(init=False)
     _label: str = field(init=False)
 
@@ -96,6 +100,7 @@ class Broker:
         self.drains = HostDrains(self.ledger.hosts)
         self.warm_targets = WarmTargets(PlanRegistry(self._templates, self.name))
         self.image_targets = ImageTargets(self.warm_targets.plans, self.ledger.hosts)
+        self.starts = StartRecords(self.ledger.hosts, self.statistics, self.warm_targets)
         self.dispatcher = Dispatcher(
             host_client=self.host_client,
             ledger=self.ledger,
@@ -177,7 +182,7 @@ class Broker:
             return answer  # it was not taken in
         self.drains.update_host(host, now_s=time.monotonic())
         for beginning in request.begun:
-            self._record_beginning(request.node_id, beginning)
+            self.starts.record_beginning(request.node_id, beginning, self._templates)
         answer.warm.extend(self.warm_targets.targets_of(request.node_id))
         answer.images.extend(self.image_targets.targets_of(request.node_id))
         self._dispatch(host)
@@ -202,7 +207,11 @@ class Broker:
             UnavailableError: this broker has not heard all hosts yet.
         """
         self.require_rebuilt()
-        return self.drains.start_drain(node_ids, hold_s=hold_s, now_s=time.monotonic())
+        now_s = time.monotonic()
+        empty = self.drains.start_drain(node_ids, hold_s=hold_s, now_s=now_s)
+        # A silent host may be on its way to another broker, with its leases.
+        moving = {each.node_id for each in self.ledger.lost_since(now_s - MOVING_S)}
+        return [name for name in empty if name not in moving]
 
     def prepare(self, request: environments_pb2.PrepareGroupRequest) -> None:
         """Choose a group's host, and have one environment ready there.
@@ -222,6 +231,7 @@ class Broker:
         self.spec = spec
         self._templates = frozenset(template.name for template in spec.templates)
         self.placer.packs = spec.is_sized_for_demand
+        self.queue.shares.rules = class_rules(spec.lease.classes)
         self.warm_targets.plans.templates = self._templates
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -256,7 +266,7 @@ class Broker:
         self.image_targets.refresh(now_s=now_s)
         self.statistics.lease_s.extend(self.ledger.lasted_s)
         self.ledger.lasted_s.clear()
-        record_pool(len(self.queue), len(self.ledger.leases), self.ledger.hosts)
+        pool_statistics.record_pool(len(self.queue), len(self.ledger.leases), self.ledger.hosts)
 
     @property
     def _is_rebuilt(self) -> bool:
@@ -335,8 +345,7 @@ class Broker:
     def _dispatch(self, changed: HostState | None = None) -> None:
         """Give adopted leases to their requests, and free slots to launches whose turn it is.
 
-        Args:
-            changed: the only host that can have free slots since the last call; None for any.
+        Only the changed host, if there is one, can have free slots since the last call.
         """
         if not self._is_rebuilt:
             return
@@ -357,25 +366,6 @@ class Broker:
         for order in orders.values():
             ttl_s = self._ttl_s(order.batch.request.ttl_seconds)
             self.dispatcher.open(order, _unix_ms() + 1000 * ttl_s)
-
-    def _record_beginning(self, node_id: str, beginning: environments_pb2.Beginning) -> None:
-        """Record the start of an environment whose lease was granted earlier."""
-        if pool_template(beginning.template) in self._templates:
-            self.statistics.record_start(beginning.start, beginning.start_ms)
-        # What is kept ready of a template would not have helped one of a task's image.
-        if beginning.template in self._templates:
-            self._record_start(node_id, beginning.template, beginning.start, beginning.start_ms)
-
-    def _record_start(
-        self, node_id: str, template: str, start: environments_pb2.Start, start_ms: int
-    ) -> None:
-        host = self.ledger.hosts.get(node_id)
-        is_told = start != environments_pb2.START_UNSPECIFIED
-        if is_told and host is not None and template not in host.started_templates:
-            host.started_templates.add(template)
-            self.statistics.record_first_start(template, start_ms)
-        num_hosts = len(self.ledger.hosts)
-        self.warm_targets.record_start(template, start, num_hosts, now_s=time.monotonic())
 
     def _deliver_adopted(self) -> None:
         """Deliver leases from heartbeats to the repeated requests that wait for them."""
@@ -400,9 +390,9 @@ class Broker:
         self.ledger.grant(granted)
         self.grant_rate.record_grants(1, now_s=now_s)
         self.statistics.record_grant(held.lease, waited_s=waited_s)
-        record_granted(held.lease.start, waited_s=waited_s)
+        pool_statistics.record_granted(held.lease.start, waited_s=waited_s)
         if not order.batch.placement_class.image:
-            self._record_start(node_id, template, held.lease.start, held.lease.start_ms)
+            self.starts.record(node_id, template, held.lease.start, held.lease.start_ms)
         self.streams.deliver(order.batch, success_outcome(held.index, held.lease))
 
 

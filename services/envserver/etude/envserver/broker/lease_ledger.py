@@ -195,11 +195,9 @@ class LeaseLedger:
             self.hosts.remove(host)
         return [host.node_id for host in silent]
 
-    def has_lost(self, lease_ids: Iterable[str], *, since_s: float) -> bool:
-        """True if one of some leases was on a host that has fallen silent since a time."""
-        return any(
-            lost.lost_s >= since_s for lost in map(self._lost.get, lease_ids) if lost is not None
-        )
+    def lost_since(self, since_s: float) -> list[GrantedLease]:
+        """Leases whose hosts have fallen silent since a time."""
+        return [lost for lost in self._lost.values() if lost.lost_s >= since_s]
 
     def move_host(self, node_id: str) -> None:
         """Forget a host that belongs to another broker now, which has its leases."""

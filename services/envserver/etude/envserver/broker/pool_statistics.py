@@ -1,12 +1,15 @@
 """Statistics of the newest grants and ended leases, from which the operator sizes a pool."""
 
 import math
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from etude.common.pinned_images import pool_template
 from etude.envserver import metrics
 from etude.envserver.broker.hosts import Hosts
+from etude.envserver.broker.warm_targets import WarmTargets
 from etude.v1 import environments_pb2
 
 NEWEST = 1_000
@@ -73,3 +76,39 @@ def quantile(values: Iterable[float], share: float) -> int:
     """Quantile by nearest rank; 0 without samples."""
     ordered = sorted(values)
     return round(ordered[math.ceil(share * len(ordered)) - 1]) if ordered else 0
+
+
+@dataclass(slots=True)
+class StartRecords:
+    """Tells statistics and warm targets of each start."""
+
+    hosts: Hosts
+    statistics: PoolStatistics
+    warm_targets: WarmTargets
+
+    def record_beginning(
+        self, node_id: str, beginning: environments_pb2.Beginning, templates: Collection[str]
+    ) -> None:
+        """Record the start of an environment whose lease was granted earlier.
+
+        Args:
+            node_id: of its host.
+            beginning: as the host reported it.
+            templates: of the pool.
+        """
+        if pool_template(beginning.template) in templates:
+            self.statistics.record_start(beginning.start, beginning.start_ms)
+        # What is kept ready of a template would not have helped one of a task's image.
+        if beginning.template in templates:
+            self.record(node_id, beginning.template, beginning.start, beginning.start_ms)
+
+    def record(
+        self, node_id: str, template: str, start: environments_pb2.Start, start_ms: int
+    ) -> None:
+        """Record a start of one of the pool's templates."""
+        host = self.hosts.get(node_id)
+        is_told = start != environments_pb2.START_UNSPECIFIED
+        if is_told and host is not None and template not in host.started_templates:
+            host.started_templates.add(template)
+            self.statistics.record_first_start(template, start_ms)
+        self.warm_targets.record_start(template, start, len(self.hosts), now_s=time.monotonic())

@@ -131,7 +131,8 @@ class ShardRouter:
             raise UnavailableError(
                 "a broker of this pool was lost and its hosts are moving: try again in 2 s"
             )
-        if not is_alone and self.broker.ledger.has_lost(lease_ids, since_s=now_s - MOVE_S):
+        lost = {each.lease.lease_id for each in self.broker.ledger.lost_since(now_s - MOVE_S)}
+        if not is_alone and not lost.isdisjoint(lease_ids):
             raise UnavailableError(
                 "a silent host may be moving to another broker: try again in 2 s"
             )
