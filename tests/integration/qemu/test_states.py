@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.support.environments.sandbox_states import LIMITS, MEMORY_CHECKS, States
+from tests.support.environments.sandbox_states import (
+    LIMITS,
+    MEMORY_CHECKS,
+    States,
+    siblings_start_equal_and_draw_random_numbers_of_their_own,
+)
 from tests.support.vm import microvms
 
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
@@ -48,6 +53,11 @@ async def states(started: QemuDriver, image: BuiltImage) -> AsyncIterator[States
 @pytest.mark.parametrize("check", MEMORY_CHECKS, ids=lambda check: check.__name__)
 async def test_the_driver_keeps_the_contract(states: States, check: Check) -> None:
     await check(states)
+
+
+@pytest.mark.long
+async def test_sixteen_siblings_start_equal(states: States) -> None:
+    await siblings_start_equal_and_draw_random_numbers_of_their_own(states, 16)
 
 
 async def test_a_fork_has_a_name_of_its_own_and_other_random_numbers(states: States) -> None:

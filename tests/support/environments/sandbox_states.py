@@ -1,7 +1,9 @@
 """What every driver does with the state of its sandboxes, for the tests of each."""
 
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -18,6 +20,7 @@ TREE = {
     "deep/er/notes.txt": File(b"one\ntwo\n"),
 }
 COMMAND_LIMIT_S = 120.0
+CLOCK_SLACK_S = 2.0
 LIMITS = FolderLimits(max_files=10_000, max_bytes=1 << 30)
 
 
@@ -190,6 +193,42 @@ async def memory_and_running_commands_are_saved_too(states: States) -> None:
         await each.workspace.jobs.kill(job)
 
 
+async def siblings_start_equal_and_draw_random_numbers_of_their_own(
+    states: States, count: int = 3
+) -> None:
+    parent = await states.begun("parent")
+    setup = "head -c 1048576 /dev/urandom > /tmp/memory; head -c 4096 /dev/urandom > built"
+    assert (await parent.run(setup, COMMAND_LIMIT_S)).exit_code == 0
+    folder, saved = await states.saved(parent, "s")
+    siblings = [states.new(f"sibling-{number}") for number in range(count)]
+    for each in siblings:
+        await each.restore(folder, saved)
+
+    seen = [await _look(each) for each in (parent, *siblings)]
+
+    assert len({start.files for start in seen}) == 1
+    assert len({start.memory for start in seen}) == 1
+    assert len({start.random for start in seen}) == count + 1
+
+
+class _Start(NamedTuple):
+    """State of a sandbox at its start."""
+
+    files: str
+    memory: bytes
+    random: bytes
+
+
+async def _look(sandbox: Sandbox) -> _Start:
+    """Digests of the files and of a file in memory, and fresh random numbers; checks the clock."""
+    files = await identity(sandbox)
+    before_s = time.time()
+    look = "date +%s; md5sum < /tmp/memory; head -c 16 /dev/urandom | md5sum"
+    words = (await sandbox.run(look, COMMAND_LIMIT_S)).output.split()
+    assert before_s - CLOCK_SLACK_S <= int(words[0]) <= time.time() + CLOCK_SLACK_S
+    return _Start(files, words[1], words[3])
+
+
 def _size(path: Path) -> int:
     return path.stat().st_size
 
@@ -204,5 +243,9 @@ CHECKS: tuple[Callable[[States], Awaitable[None]], ...] = (
     a_paused_sandbox_goes_on_as_it_was,
     a_sandbox_that_was_never_begun_can_be_paused,
 )
-MEMORY_CHECKS = (*CHECKS, memory_and_running_commands_are_saved_too)
+MEMORY_CHECKS: tuple[Callable[[States], Awaitable[None]], ...] = (
+    *CHECKS,
+    memory_and_running_commands_are_saved_too,
+    siblings_start_equal_and_draw_random_numbers_of_their_own,
+)
 """Of drivers that save memory."""
