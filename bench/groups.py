@@ -88,7 +88,7 @@ async def _measure_driver(driver: str, siblings: int) -> tuple[GroupTimes, Group
                 forked = await _forked(pool, client, siblings)
         finally:
             pool.stop()
-            gvisors.end_all(folder / "scratch")
+            await asyncio.to_thread(gvisors.end_all, folder / "scratch")
     if len({*forked.answers}) != 1 or len({*separate.answers}) != siblings:
         raise RuntimeError(f"forks differ, or set-ups are equal: {forked.answers}")
     return separate, forked
