@@ -98,12 +98,15 @@ def test_a_registry_that_stalls_is_given_up(registry: Registry, tmp_path: Path) 
         pulled(image, tmp_path / "scratch", access(registry))
 
 
-def test_a_registry_that_drips_is_given_up_in_the_end(registry: Registry, tmp_path: Path) -> None:
-    """Something comes all the time, so that it never stalls."""
-    registry.drips.add(layer_of(registry))
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_layer_without_an_end_is_given_up(
+    registry: Registry, tmp_path: Path, *, is_slow: bool
+) -> None:
+    """Zeros become nothing when skopeo compresses them, so that time is the limit."""
+    (registry.drips if is_slow else registry.floods).add(layer_of(registry))
     image = PinnedImage(f"{registry.host}/acme/shop", registry.tags["v1"])
     (tmp_path / "scratch").mkdir()
-    with pytest.raises(UserError, match="took longer than 4 s"):
+    with pytest.raises(UserError, match=r"took longer than 4 s|nothing came for 3 s"):
         image_layout.fetch_layout(
             image,
             tmp_path / "scratch",
@@ -111,15 +114,8 @@ def test_a_registry_that_drips_is_given_up_in_the_end(registry: Registry, tmp_pa
             store=StoreAccess(),
             limits=FillLimits(max_bytes=64 << 20, timeout_s=4, stall_s=3),
         )
-
-
-def test_a_layer_without_an_end_is_stopped_at_the_limit(registry: Registry, tmp_path: Path) -> None:
-    registry.floods.add(layer_of(registry))
-    image = PinnedImage(f"{registry.host}/acme/shop", registry.tags["v1"])
-    with pytest.raises(UserError):
-        pulled(image, tmp_path / "scratch", access(registry))
     size = sum(path.lstat().st_size for path in (tmp_path / "scratch").rglob("*"))
-    assert size < 2 * LIMITS.max_bytes
+    assert size < 64 << 20
 
 
 def test_a_registry_that_is_down_is_said_to_be(registry: Registry, tmp_path: Path) -> None:
