@@ -21,6 +21,9 @@
 {{- with .Values.isolation.kvmResource }}
 - {name: ETUDE_KVM_RESOURCE, value: {{ . | quote }}}
 {{- end }}
+{{- with .Values.nodes.pools }}
+- {name: ETUDE_NODE_POOLS, value: {{ include "etude.nodePools" $ | quote }}}
+{{- end }}
 {{- with .Values.isolation.seccompProfile }}
 - {name: ETUDE_NODE_SECCOMP_PROFILE, value: {{ . | quote }}}
 {{- end }}
@@ -30,6 +33,13 @@
 - {name: ETUDE_OTLP_ENDPOINT, value: {{ . | quote }}}
 {{- end }}
 {{ include "etude.extraEnv" (dict "at" "operator" "own" .Values.operator "taken" "^ETUDE_") }}
+{{- end -}}
+
+{{- /* Pools with privileged nodes, NAMESPACE/NAME with commas. */ -}}
+{{- define "etude.nodePools" -}}
+{{- $names := list -}}
+{{- range .Values.nodes.pools }}{{ $names = append $names (printf "%s/%s" .namespace .name) }}{{ end -}}
+{{ join "," $names }}
 {{- end -}}
 
 {{- /* Names of the integrations that are enabled, with commas. */ -}}

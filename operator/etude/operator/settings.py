@@ -57,6 +57,7 @@ class Settings:
                 allows_weak_isolation=env.get("ETUDE_ALLOW_WEAK_ISOLATION", "0") == "1",
                 host_seccomp_profile=env.get("ETUDE_NODE_SECCOMP_PROFILE") or None,
                 namespace=env["ETUDE_NAMESPACE"],
+                node_pools=frozenset(parse_names(env, "ETUDE_NODE_POOLS")),
                 kvm_resource=env.get("ETUDE_KVM_RESOURCE") or None,
                 tls=_tls(env),
                 integrations=frozenset(parse_names(env, "ETUDE_INTEGRATIONS")),

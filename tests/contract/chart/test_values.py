@@ -139,9 +139,9 @@ def test_every_value_has_an_example_of_its_effect() -> None:
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_a_value_changes_what_the_chart_makes(name: str, everything: str) -> None:
     values = copy.deepcopy(CONTEXT)
-    own = next((tls for start, tls in CONTEXTS.items() if name.startswith(start)), None)
+    own = next((own for start, own in CONTEXTS.items() if name.startswith(start)), None)
     if own is not None:
-        values["tls"] = copy.deepcopy(own)
+        values[name.partition(".")[0]] = copy.deepcopy(own)
         everything = text_of(values)
     put(values, tuple(name.split(".")), EXAMPLES[name])
     assert text_of(values) != everything

@@ -157,3 +157,44 @@ certificate lie between (docs/how-to/encrypt-the-wire.md). */ -}}
     - {name: tls-token, mountPath: /var/run/etude-token, readOnly: true}
     - {name: trust, mountPath: /etc/etude-trust, readOnly: true}
 {{- end -}}
+
+{{- /* The CAs' files, in base64: those that the cluster has, and a new one for a generation that it lacks. They are
+made once for all that this chart renders. */ -}}
+{{- define "etude.caData" -}}
+{{- $own := .Values.tls.selfManaged -}}
+{{- if not (hasKey $own "made") -}}
+{{- $known := (lookup "v1" "Secret" .Release.Namespace (include "etude.caSecret" .)).data | default dict -}}
+{{- $made := dict -}}
+{{- if $own.caSecret -}}
+{{- $made = $known -}}
+{{- else -}}
+{{- include "etude.checkGeneration" (dict "root" . "known" $known) -}}
+{{- range include "etude.caNames" . | fromYamlArray -}}
+{{- $crt := printf "%s.crt" . -}}
+{{- $key := printf "%s.key" . -}}
+{{- if hasKey $known $crt -}}
+{{- $_ := set $made $crt (get $known $crt) -}}
+{{- $_ := set $made $key (get $known $key) -}}
+{{- else -}}
+{{- $ca := genCA (printf "%s %s" (include "etude.name" $) .) (int $own.caDays) -}}
+{{- $_ := set $made $crt ($ca.Cert | b64enc) -}}
+{{- $_ := set $made $key ($ca.Key | b64enc) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $own "made" $made -}}
+{{- end -}}
+{{ toJson $own.made }}
+{{- end -}}
+
+{{- /* Certificates of the CAs as data of a ConfigMap. */ -}}
+{{- define "etude.nodeTrust" -}}
+{{- $data := include "etude.caData" . | fromJson -}}
+{{- range include "etude.caNames" . | fromYamlArray -}}
+{{- $crt := printf "%s.crt" . -}}
+{{- if not (hasKey $data $crt) -}}
+{{- fail (printf "nodes.pools: the cluster has no Secret %s with %s, which pods of nodes.namespace must trust" (include "etude.caSecret" $) $crt) -}}
+{{- end -}}
+{{ $crt }}: {{ get $data $crt | b64dec | quote }}
+{{ end -}}
+{{- end -}}

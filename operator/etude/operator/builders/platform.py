@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from etude.common.api.kinds import EnvPool
 from etude.operator import names
 from etude.operator.builders.certificates import PlatformTls
 from etude.operator.builders.pod import env
@@ -44,8 +45,15 @@ class Platform:
     """TLS configuration; None on the local runtime."""
     integrations: frozenset[str] = frozenset()
     """Names of the enabled integrations with other projects."""
+    node_pools: frozenset[str] = frozenset()
+    """NAMESPACE/NAME of the pools whose hosts are privileged pods that the chart makes."""
     kvm_resource: str | None = None
     """Device plugin resource for /dev/kvm; without it microVMs are emulated."""
+
+
+def has_own_nodes(platform: Platform, pool: EnvPool) -> bool:
+    """Return true if a pool's hosts are privileged pods of the chart, not the operator's."""
+    return f"{pool.metadata.namespace}/{pool.metadata.name}" in platform.node_pools
 
 
 def traces_env(platform: Platform) -> list[Manifest]:

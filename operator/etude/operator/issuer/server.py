@@ -84,6 +84,7 @@ async def serve(settings: Settings) -> None:
         folder=settings.folder,
         domain=settings.identity.domain,
         operator=settings.operator,
+        nodes=settings.nodes,
         lifetime=settings.lifetime,
         operator_hosts=settings.operator_hosts,
     )

@@ -85,6 +85,7 @@ class CertificateService(certificates_pb2_grpc.CertificateServiceServicer):
     operator: str
     """The operator's account, NAMESPACE:NAME."""
     lifetime: datetime.timedelta
+    nodes: token_review.NodePools = token_review.NO_NODES
     operator_hosts: Sequence[str] = ()
     """DNS names of the operator's Service, where KEDA asks it."""
     now: Callable[[], datetime.datetime] = utc_now
@@ -126,7 +127,7 @@ class CertificateService(certificates_pb2_grpc.CertificateServiceServicer):
         why = token_review.identity_problem(identity, domain=self.domain)
         status = {} if why else await self._review(token, identity)
         why = why or token_review.rejection_reason(
-            status, identity, domain=self.domain, operator=self.operator
+            status, identity, domain=self.domain, operator=self.operator, nodes=self.nodes
         )
         if why:
             metrics.CERTIFICATES.labels("refused").inc()

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from etude.common.settings_fields import parse_names
 from etude.common.tls.identity import DOMAIN, Identity
+from etude.operator.issuer.token_review import NodePools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,8 @@ class Settings:
     operator_hosts: tuple[str, ...]
     """DNS names of the operator's Service."""
     lifetime: datetime.timedelta
+    nodes: NodePools
+    """Pools whose hosts are privileged pods of a namespace of their own."""
     host: str
     port: int
     probe_port: int
@@ -50,6 +54,10 @@ class Settings:
             operator=f"{namespace}:{env['ETUDE_OPERATOR_ACCOUNT']}",
             operator_hosts=(host, f"{host}.svc"),
             lifetime=datetime.timedelta(seconds=int(env["ETUDE_TLS_LIFETIME_SECONDS"])),
+            nodes=NodePools(
+                namespace=env.get("ETUDE_NODES_NAMESPACE", ""),
+                pools=frozenset(parse_names(env, "ETUDE_NODE_POOLS")),
+            ),
             host=env.get("ETUDE_HOST", "127.0.0.1"),
             port=int(env.get("ETUDE_PORT", "7060")),
             probe_port=int(env.get("ETUDE_PROBE_PORT", "8080")),

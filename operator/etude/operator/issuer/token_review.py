@@ -1,7 +1,7 @@
 """Token review: pure decisions on certificate requests from a TokenReview."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from etude.common.tls import identity as identities
 from etude.common.tls.identity import Identity
@@ -18,6 +18,17 @@ _ACCOUNT = "system:serviceaccount:"
 POD = "authentication.kubernetes.io/pod-name"
 POD_UID = "authentication.kubernetes.io/pod-uid"
 """Extra fields of a reviewed token that is bound to a pod."""
+
+
+class NodePools(NamedTuple):
+    """Pools whose hosts are privileged pods of a namespace of their own."""
+
+    namespace: str
+    pools: frozenset[str]
+    """NAMESPACE/NAME of each."""
+
+
+NO_NODES = NodePools("", frozenset())
 
 
 def review_manifest(token: str, identity: Identity) -> Manifest:
@@ -45,7 +56,12 @@ def bound_pod(reviewed: Mapping[str, Any]) -> str:
 
 
 def rejection_reason(
-    reviewed: Mapping[str, Any], identity: Identity, *, domain: str, operator: str
+    reviewed: Mapping[str, Any],
+    identity: Identity,
+    *,
+    domain: str,
+    operator: str,
+    nodes: NodePools = NO_NODES,
 ) -> str:
     """The reason why a token does not get an identity; empty if it does.
 
@@ -54,6 +70,7 @@ def rejection_reason(
         identity: the requested one.
         domain: the trust domain of the issuer.
         operator: the operator's account, NAMESPACE:NAME.
+        nodes: pools whose hosts live in another namespace.
     """
     why = identity_problem(identity, domain=domain)
     if why:
@@ -71,10 +88,15 @@ def rejection_reason(
         is_part = identity.run or identity.pool or identity.route
         is_it = not is_part and identity.namespace == home
         return "" if account == operator and is_it else "only the operator's account may have it"
-    return _namespace_problem(account.partition(":")[0], identity)
+    return _namespace_problem(account.partition(":")[0], identity, nodes)
 
 
-def _namespace_problem(namespace: str, identity: Identity) -> str:
+def _namespace_problem(namespace: str, identity: Identity, nodes: NodePools) -> str:
+    if nodes.namespace and namespace == nodes.namespace:
+        is_host = identity.role == identities.NODE and not (identity.run or identity.route)
+        if is_host and f"{identity.namespace}/{identity.pool}" in nodes.pools:
+            return ""
+        return f"namespace {namespace} is for the hosts of nodes.pools alone"
     if namespace != identity.namespace:
         return f"an account of namespace {namespace} has no identity in {identity.namespace}"
     return ""

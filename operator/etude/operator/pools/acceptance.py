@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool import cron
+from etude.common.api.pool.autoscaling import ScalingMode
 from etude.common.api.pool.spec import DriverName, EnvPoolSpec, IsolationLevel
 from etude.operator.builders.certificates import CertificateMode
-from etude.operator.builders.platform import Platform
+from etude.operator.builders.platform import Platform, has_own_nodes
 from etude.operator.conditions import ACCEPTED, ConditionFact, false_condition
 from etude.operator.reasons import Reason
 
@@ -36,7 +37,38 @@ def pool_problem(pool: EnvPool, platform: Platform) -> ConditionFact | None:
         return false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)
     for message in schedule_problems(pool.spec, at="spec"):
         return false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)
+    if has_own_nodes(platform, pool):
+        return _node_pool_problem(pool.spec)
     return driver_problem(pool.spec, platform, at="spec")
+
+
+def _node_pool_problem(spec: EnvPoolSpec) -> ConditionFact | None:
+    """The finding against a pool of privileged nodes, which hold no credentials of anybody."""
+    store, images = spec.store, spec.images
+    problems = (
+        (
+            spec.mode is not ScalingMode.MANUAL,
+            "spec.autoscaling: the chart's nodes give this pool a host on each machine; remove it",
+        ),
+        (
+            store is not None and store.secret_ref is not None,
+            "spec.store.secretRef: privileged nodes get no credentials; name a store that they read"
+            " without, or images by spec.images",
+        ),
+        (
+            images is not None and images.pull_secret_ref is not None,
+            "spec.images.pullSecretRef: privileged nodes get no credentials; use a mirror that asks"
+            " for none",
+        ),
+        (
+            any(rule.credential is not None for rule in spec.network.listed),
+            "spec.network.rules: privileged nodes get no credentials; remove credential",
+        ),
+    )
+    for is_wrong, message in problems:
+        if is_wrong:
+            return false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)
+    return None
 
 
 def _sends_keys_in_the_clear(pool: EnvPool, platform: Platform) -> bool:
@@ -51,8 +83,8 @@ def driver_problem(spec: EnvPoolSpec, platform: Platform, *, at: str) -> Conditi
     if driver not in _ROOT_DRIVERS or platform.has_shared_files:
         return None
     message = (
-        f"{at}.isolation.driver: {driver} needs root, which no pod of a pool is; take QemuMicroVM"
-        " or Auto, or start brokers and hosts of this driver yourself"
+        f"{at}.isolation.driver: {driver} needs root, which no pod of a pool is: have the pool"
+        " listed in nodes.pools of the chart, or take QemuMicroVM or Auto"
     )
     return false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)
 

@@ -145,12 +145,9 @@ def _actions(
     pool: EnvPool, observed: ObservedPool, size: PoolSize, platform: Platform
 ) -> Iterator[Action]:
     assert pool.status.resolved is not None, "recorded before"  # noqa: S101 - our own mistake
-    yield from _remove_hosts(pool, observed, size)
-    # A released pool keeps no host.
-    hosts = [] if pool.spec.is_released else observed.hosts
-    # A pod's spec is fixed at its creation: running hosts are left as they are.
-    existing = {_ordinal(host) for host in observed.hosts}
-    new = tuple(each for each in desired_ordinals(hosts, size.limit) if each not in existing)
+    new = () if observed.has_own_nodes else _new_ordinals(pool, observed, size)
+    if not observed.has_own_nodes:
+        yield from _remove_hosts(pool, observed, size)
     wanted = desired_pools.pool_children(
         pool, new, pool.status.resolved.images, platform, observed.sandbox_template
     )
@@ -178,6 +175,15 @@ def _update_brokers(
     )
     if outdated:
         yield UpdateBrokers(targets=outdated, pool_json=text)
+
+
+def _new_ordinals(pool: EnvPool, observed: ObservedPool, size: PoolSize) -> tuple[int, ...]:
+    """Ordinals of the hosts to create."""
+    # A released pool keeps no host.
+    hosts = [] if pool.spec.is_released else observed.hosts
+    # A pod's spec is fixed at its creation: running hosts are left as they are.
+    existing = {_ordinal(host) for host in observed.hosts}
+    return tuple(each for each in desired_ordinals(hosts, size.limit) if each not in existing)
 
 
 def _remove_hosts(pool: EnvPool, observed: ObservedPool, size: PoolSize) -> Iterator[Action]:

@@ -11,13 +11,13 @@ from etude.common.api.schema import crd
 from etude.operator import metrics, names
 from etude.operator.actions import ClockReading, Decision
 from etude.operator.builders.addresses import broker_addresses
-from etude.operator.builders.platform import Platform
+from etude.operator.builders.platform import Platform, has_own_nodes
 from etude.operator.builders.pool import pool_children
 from etude.operator.kind import KindContext, KindReconciler, PassInput, ResourceKind
 from etude.operator.manifests import Manifest, Ref, labels, ref
 from etude.operator.metrics import ConditionMetric
 from etude.operator.pools import decide, observe
-from etude.operator.pools.size import PoolSizers
+from etude.operator.pools.size import PoolSize, PoolSizers
 from etude.operator.remotes.followers import ReportSource
 
 MAX_GAP_S = 30.0
@@ -82,10 +82,18 @@ class PoolReconciler(KindReconciler[EnvPool, EnvPoolStatus]):
         self, resource: EnvPool, manifest: Manifest, inputs: PassInput
     ) -> Decision[EnvPoolStatus]:
         pool, context = resource, self.context
-        observed = observe.observe_pool(context.cluster, context.reports, pool, inputs.problem)
+        observed = observe.observe_pool(
+            context.cluster,
+            context.reports,
+            pool,
+            inputs.problem,
+            has_own_nodes=has_own_nodes(inputs.platform, pool),
+        )
         self._follow(pool, manifest, observed.brokers)
         size = None
-        if pool.status.resolved is not None:
+        if observed.has_own_nodes:
+            size = PoolSize(desired=len(observed.hosts), limit=0)
+        elif pool.status.resolved is not None:
             size = self.sizers.get(pool).decide_size(pool, observed, inputs.now)
         self._gauges.export(pool, inputs.now)
         return decide.decide(pool, observed, inputs.now, inputs.platform, size)
@@ -114,7 +122,8 @@ class PoolReconciler(KindReconciler[EnvPool, EnvPoolStatus]):
 
 def _children(pool: EnvPool, platform: Platform) -> list[Manifest]:
     # The number of hosts of an autoscaled pool is unknown: one host is rendered.
-    ordinals = tuple(range(pool.spec.asked_replicas))
+    count = 0 if has_own_nodes(platform, pool) else pool.spec.asked_replicas
+    ordinals = tuple(range(count))
     return pool_children(pool, ordinals, platform.images, platform)
 
 

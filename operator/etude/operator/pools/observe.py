@@ -41,12 +41,19 @@ class ObservedPool:
     """Served kinds of other projects that the pool needs."""
     sandbox_template: Manifest | None = None
     """The SandboxTemplate that sandboxTemplateRef names."""
+    has_own_nodes: bool = False
+    """Its hosts are privileged pods of the chart, known by the reports of brokers alone."""
     problem: ConditionFact | None = None
     """The rejection that kept the last decision from being carried out."""
 
 
 def observe_pool(
-    cluster: Cluster, book: ReportStore, pool: EnvPool, problem: ConditionFact | None
+    cluster: Cluster,
+    book: ReportStore,
+    pool: EnvPool,
+    problem: ConditionFact | None,
+    *,
+    has_own_nodes: bool = False,
 ) -> ObservedPool:
     """Everything that a decision about this pool depends on."""
     report = book.pool(pool.metadata.uid)
@@ -58,7 +65,8 @@ def observe_pool(
     }
     return ObservedPool(
         children=children,
-        hosts=list(_hosts(cluster, pool, children)),
+        hosts=_reported(report) if has_own_nodes else list(_hosts(cluster, pool, children)),
+        has_own_nodes=has_own_nodes,
         brokers=[p for p in sets.get(names.BROKER, ()) if p["kind"] == "Pod"],
         api_pods=[p for p in sets.get(names.ENVIRONMENT_API, ()) if p["kind"] == "Pod"],
         report=report,
@@ -73,6 +81,12 @@ def _hosts(cluster: Cluster, pool: EnvPool, children: Mapping[Ref, Manifest]) ->
     if pool.spec.backend is Backend.AGENT_SANDBOX:
         return agent_sandbox.sandbox_hosts(cluster, pool, children)
     return (m for m in children.values() if labels(m).get(names.ROLE) == names.HOST)
+
+
+def _reported(report: PoolReport) -> list[Manifest]:
+    """Hosts in rotation at a broker, each as a pod that is ready."""
+    status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    return [{"metadata": {"name": name}, "status": status} for name in reported_hosts(report)]
 
 
 def _sandbox_template(cluster: Cluster, pool: EnvPool) -> Manifest | None:

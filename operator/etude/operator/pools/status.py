@@ -135,11 +135,34 @@ def _available(
         return false_condition("Available", Reason.BROKER_NOT_READY, message)
     if any(is_true(host, "Ready") for host in staying_hosts(observed.hosts)):
         return true_condition("Available", Reason.NODES_READY)
+    return _no_host_ready(pool, observed, size)
+
+
+def _no_host_ready(pool: EnvPool, observed: ObservedPool, size: PoolSize) -> ConditionFact:
+    if why := _host_problem(observed):
+        return false_condition("Available", Reason.DRIVER_UNAVAILABLE, why)
+    if observed.has_own_nodes:
+        message = "no privileged node is in rotation: see nodes.nodeSelector of the chart"
+        return false_condition("Available", Reason.POOL_WARMING, message)
     if not size.desired and _all_brokers_report(pool, observed):
         # A client that waits for a host before its first request would wait for ever.
         return true_condition("Available", Reason.SCALED_TO_ZERO, "the first request starts a host")
     message = pod_failures.unschedulable_message(observed.hosts) or "no host is ready"
     return false_condition("Available", Reason.POOL_WARMING, message)
+
+
+def _host_problem(observed: ObservedPool) -> str:
+    """Why hosts can start no environments, as they probed themselves; empty if none says so."""
+    found = {
+        each.node_id: each.message
+        for report in observed.report.by_broker.values()
+        for each in report.response.problems
+    }
+    if not found:
+        return ""
+    name, message = min(found.items())
+    others = f" ({len(found)} hosts)" if len(found) > 1 else ""
+    return f"{name}{others}: {message}"
 
 
 def _all_brokers_report(pool: EnvPool, observed: ObservedPool) -> bool:

@@ -9,7 +9,9 @@ from typing import Self
 from etude.common import broker_shards
 from etude.common.rpc.broker_addresses import BrokerAddresses
 from etude.common.run_folder.state import images_folder
-from etude.common.settings_fields import parse_flag, parse_path, parse_port
+from etude.common.settings_fields import parse_count, parse_flag, parse_path, parse_port
+
+MAX_DRAIN_S = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,9 @@ class HostSettings:
     egress_secrets: Path | None = None
     """Folder with a folder for each Secret in egress rules, and a file for each key."""
 
+    drain_s: float = 0.0
+    """How long a host that is told to stop waits for its leases to end; its successor adopts none
+    where they end with the pod."""
     pull_credentials: Path | None = None
     """Credentials of registries, in the format of Docker's config.json."""
 
@@ -111,6 +116,7 @@ class HostSettings:
             images=images_folder(env),
             allow_weak_isolation=parse_flag(env, "ETUDE_ALLOW_WEAK_ISOLATION"),
             egress_secrets=parse_path(env, "ETUDE_EGRESS_SECRETS"),
+            drain_s=float(parse_count(env, "ETUDE_DRAIN_S", 0, high=MAX_DRAIN_S)),
             pull_credentials=parse_path(env, "ETUDE_PULL_CREDENTIALS"),
         )
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from etude.common.tls.identity import Identity
-from etude.operator.issuer.token_review import rejection_reason, review_manifest
+from etude.operator.issuer.token_review import NodePools, rejection_reason, review_manifest
 
 URI = "spiffe://etude.dev/ns/lab/run/demo/role/trainer"
 OPERATOR = "spiffe://etude.dev/ns/etude-system/role/operator"
@@ -84,3 +84,28 @@ def test_the_operator_is_one_account_and_no_other(account: str, uri: str, is_giv
 def test_nobody_is_a_whole_namespace_or_has_a_role_that_there_is_not(path: str) -> None:
     uri = f"spiffe://etude.dev/ns/lab{path}"
     assert judged(reviewed(uri=uri), uri) == f"no pod has the role {Identity.parse(uri).role!r}"
+
+
+@pytest.mark.parametrize(
+    ("path", "is_given"),
+    [
+        ("ns/lab/pool/machines/role/node", True),
+        ("ns/lab/pool/others/role/node", False),
+        ("ns/other/pool/machines/role/node", False),
+        ("ns/lab/pool/machines/role/broker", False),
+        ("ns/lab/run/demo/pool/machines/role/node", False),
+        ("ns/vms/pool/machines/role/node", False),
+    ],
+)
+def test_the_nodes_namespace_gets_the_identities_of_its_pools_hosts_alone(
+    path: str, *, is_given: bool
+) -> None:
+    uri = f"spiffe://etude.dev/{path}"
+    why = rejection_reason(
+        reviewed("system:serviceaccount:vms:default", uri),
+        Identity.parse(uri),
+        domain="etude.dev",
+        operator="etude-system:etude-operator",
+        nodes=NodePools("vms", frozenset({"lab/machines"})),
+    )
+    assert (not why) is is_given

@@ -220,18 +220,67 @@ async def test_a_host_on_its_way_out_keeps_its_ordinal() -> None:
 
 
 async def test_brokers_with_an_older_spec_are_given_the_newer_one(pool_lab: Any) -> None:
-    async def report(revision: str) -> None:
-        said = environments_pb2.WatchPoolResponse(sequence=1, pool_revision=revision)
+    async def report(revision: str, sequence: int) -> None:
+        said = environments_pb2.WatchPoolResponse(sequence=sequence, pool_revision=revision)
         pool_lab.peers.pools["repos-broker-0.repos-broker:7020"].append(said)
         await pool_lab.settle()
+        await pool_lab.advance(5)
 
     (text,) = (
         each["data"]["pool.json"]
         for each in pool_lab.cluster.objects().values()
         if each["kind"] == "ConfigMap" and "pool.json" in each["data"]
     )
-    await report(revision_of(text))
+    await report(revision_of(text), 1)
     assert not pool_lab.peers.pool_specs
 
-    await report("0" * 32)
+    await report("0" * 32, 2)
     assert pool_lab.peers.pool_specs == {"repos-broker-0.repos-broker:7020": text}
+
+
+async def test_a_pool_of_privileged_nodes_has_the_hosts_that_its_broker_reports(lab: Any) -> None:
+    lab.platform = replace(lab.platform, node_pools=frozenset({"lab/repos"}))
+    lab.start()
+    lab.cluster.upsert(body(isolation={"minimum": "Sandbox", "driver": "GVisor"}))
+    await lab.settle()
+    assert nodes(lab) == []
+    reports = lab.peers.pools["repos-broker-0.repos-broker:7020"]
+
+    why = "spec.isolation.driver: runsc is not installed"
+    problem = environments_pb2.NodeProblem(node_id="vms-1", message=why)
+    reports.append(environments_pb2.WatchPoolResponse(sequence=1, problems=[problem]))
+    await lab.settle()
+    await lab.advance(5)
+    available = status(lab).conditions[1]
+    assert (available.status, available.reason) == ("False", "DriverUnavailable")
+    assert available.message == f"vms-1: {why}"
+
+    members = [environments_pb2.NodeFigures(node_id=name) for name in ("vms-1", "vms-2")]
+    reports.append(environments_pb2.WatchPoolResponse(sequence=2, slots=32, members=members))
+    await lab.settle()
+    await lab.advance(5)
+    found = status(lab)
+    assert (found.phase, found.replicas, found.desired, found.ready_replicas) == ("Ready", 2, 2, 2)
+    assert nodes(lab) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"maxReplicas": 3, "autoscaling": {"mode": "Reactive"}}, "spec.autoscaling"),
+        ({"store": {"secretRef": {"name": "s3"}}}, "spec.store.secretRef"),
+    ],
+)
+async def test_privileged_nodes_get_no_credentials_and_no_size(
+    lab: Any, spec: dict[str, Any], field: str
+) -> None:
+    lab.platform = replace(lab.platform, node_pools=frozenset({"lab/repos"}))
+    lab.start()
+    whole = body(isolation={"minimum": "Sandbox", "driver": "GVisor"}, **spec)
+    if "autoscaling" in spec:
+        del whole["spec"]["replicas"]
+    lab.cluster.upsert(whole)
+    await lab.settle()
+    accepted = status(lab).conditions[0]
+    assert (accepted.status, accepted.reason) == ("False", "InvalidParameters")
+    assert accepted.message.startswith(field)

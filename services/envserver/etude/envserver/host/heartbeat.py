@@ -79,6 +79,14 @@ class HostHeartbeat:
             except TimeoutError:
                 continue
 
+    async def wait_until_empty(self, limit_s: float) -> None:
+        """Keep leases alive that go on, for as long as the limit allows."""
+        until_s = time.monotonic() + limit_s
+        while not self.host.is_empty and time.monotonic() < until_s:
+            await asyncio.sleep(INTERVAL_S)
+            await self.send()
+            await self._run_in_background(self._expire())
+
     @property
     def is_due_to_restart(self) -> bool:
         """True once this host is empty, and has drained for a spec that asks for another start."""

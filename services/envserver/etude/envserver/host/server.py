@@ -255,5 +255,6 @@ async def _serve(
             probes.ready = False
             service.draining = heartbeat.draining = True
             await heartbeat.send()
+            await heartbeat.wait_until_empty(settings.drain_s)
             await server.stop(DRAIN_S)
             await probes.stop()
