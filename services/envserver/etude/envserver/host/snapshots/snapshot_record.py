@@ -65,7 +65,7 @@ class LocalSnapshot:
 
 
 def token_digest(token: str) -> str:
-    """Digest of a lease's token, from which nobody finds the token."""
+    """Digest of a lease's token."""
     return blake3(token.encode()).hexdigest()
 
 
