@@ -43,7 +43,7 @@ def pool_problem(pool: EnvPool, platform: Platform) -> ConditionFact | None:
 
 
 def _node_pool_problem(spec: EnvPoolSpec) -> ConditionFact | None:
-    """The finding against a pool of privileged nodes, which hold no credentials of anybody."""
+    """The finding against a pool of privileged nodes, which hold no credentials."""
     store, images = spec.store, spec.images
     problems = (
         (

@@ -152,7 +152,7 @@ def _no_host_ready(pool: EnvPool, observed: ObservedPool, size: PoolSize) -> Con
 
 
 def _host_problem(observed: ObservedPool) -> str:
-    """Why hosts can start no environments, as they probed themselves; empty if none says so."""
+    """Reason for which hosts start no environments, as they probed themselves; empty if none."""
     found = {
         each.node_id: each.message
         for report in observed.report.by_broker.values()

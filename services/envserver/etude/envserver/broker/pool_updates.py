@@ -82,7 +82,7 @@ class HostProblems:
             self._found[node_id] = (message[:MAX_PROBLEM], now_s)
 
     def current(self, *, now_s: float) -> dict[str, str]:
-        """Messages by host, of those that spoke of late."""
+        """Messages by host, of those that spoke recently."""
         return {
             node_id: message
             for node_id, (message, said_s) in sorted(self._found.items())
