@@ -156,7 +156,7 @@ POOL = {
     "lease.maxPerRun": f"{BROKER}.launch_admission policy",
     "lease.queueTimeoutSeconds": f"{BROKER}.broker",
     **{
-        f"lease.classes[].{name}": f"{BROKER}.classes.queues"
+        f"lease.classes[].{name}": f"{BROKER}.classes.queues each"
         for name in ("name", "weight", "floorSlots")
     },
     "store.endpoint": "etude.common.stores storage",
