@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from environment_bench.pool import Client, Pool
+from tests.support.vm import gvisors
 from typing_extensions import override
 
 from etude.v1 import environments_pb2
@@ -53,6 +54,7 @@ async def running(pool: ImagePool) -> AsyncIterator[Client]:
             yield client
     finally:
         pool.stop()
+        gvisors.end_all(pool.folder / "scratch")
 
 
 async def first_call_s(
