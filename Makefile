@@ -144,7 +144,7 @@ chart-readme: $(READY) ## regenerate the chart's README from its values (needs G
 # have targets of their own.
 # The demo comes first: others replay the run that it makes.
 bench: $(READY) ## one table of ratios per claim, but for those of the bench-… targets
-	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/learner.py bench/trl_comparison.py bench/weights.py bench/env.py bench/operator_scale.py bench/ledger.py bench/repos.py bench/images.py bench/hacks.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
+	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/learner.py bench/trl_comparison.py bench/weights.py bench/env.py bench/operator_scale.py bench/ledger.py bench/repos.py bench/task_images.py bench/hacks.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
 
 bench-env: $(READY) ## environments against their goals: starts, forks, density, bursts, placements (QEMU, Go, root, idle)
 	$(RUN) python hack/guest.py
@@ -179,7 +179,7 @@ bench-repos: $(READY) ## tasks mined from real projects of PyPI, npm, crates.io 
 	$(RUN) python bench/repos.py
 
 bench-images: $(READY) ## 200 images on a disk for 40: hits, evictions, time to the first tool call: bench/out/images.json (gVisor, QEMU, root, half an hour)
-	$(RUN) python bench/images.py
+	$(RUN) python bench/task_images.py
 
 bench-groups: $(READY) ## one set-up and 16 forks against 16 set-ups: bench/out/groups.json (gVisor, QEMU, root, minutes)
 	$(RUN) python bench/groups.py

@@ -1,6 +1,6 @@
 """Images of tasks on one node: hits, evictions, and the time to the first tool call.
 
-python bench/images.py [--images 200] [--budget 40] [--waves 25] [--skip-vm]
+python bench/task_images.py [--images 200] [--budget 40] [--waves 25] [--skip-vm]
 
 Broker and node run as processes, as in production, with skopeo, umoci and mksquashfs. First the
 ladder of one lease (cold, pulled, cached, forked), with gVisor and, on few images, with microVMs;
@@ -9,7 +9,7 @@ name the images of the next waves. The peer of each ratio is the same node witho
 
 Examples:
   make bench-images
-  python bench/images.py --images 40 --budget 8 --waves 5 --skip-vm   a first look
+  python bench/task_images.py --images 40 --budget 8 --waves 5 --skip-vm   a first look
 """
 
 import argparse
