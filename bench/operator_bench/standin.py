@@ -114,6 +114,16 @@ class Brokers(environments_pb2_grpc.PoolServiceServicer):
     ) -> environments_pb2.DrainResponse:
         return environments_pb2.DrainResponse()
 
+    @override
+    async def UpdatePool(
+        self,
+        request: environments_pb2.UpdatePoolRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.UpdatePoolRequest, environments_pb2.UpdatePoolResponse
+        ],
+    ) -> environments_pb2.UpdatePoolResponse:
+        return environments_pb2.UpdatePoolResponse()
+
 
 async def _life(uid: str, after: int) -> AsyncIterator[Watched]:
     """Load, step, save, step, save, be done."""

@@ -84,6 +84,16 @@ class Broker(environments_pb2_grpc.PoolServiceServicer):
         empty = [name for name in request.node_ids if name != "busy"]
         return environments_pb2.DrainResponse(empty_node_ids=empty)
 
+    @override
+    async def UpdatePool(
+        self,
+        request: environments_pb2.UpdatePoolRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.UpdatePoolRequest, environments_pb2.UpdatePoolResponse
+        ],
+    ) -> environments_pb2.UpdatePoolResponse:
+        return environments_pb2.UpdatePoolResponse()
+
 
 @contextlib.asynccontextmanager
 async def serving(controller: Controller) -> AsyncIterator[Server]:

@@ -72,6 +72,8 @@ class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):
     ReleaseLeases: Any = _none
     ReportPlan: Any = _none
     PrepareGroup: Any = _none
+    DescribePool: Any = _none
+    ListShards: Any = _none
 
 
 class Run(run_pb2_grpc.RunServiceServicer):

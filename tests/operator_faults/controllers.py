@@ -188,6 +188,16 @@ class Broker(environments_pb2_grpc.PoolServiceServicer):
         empty = [name for name in request.node_ids if name not in self.leased]
         return environments_pb2.DrainResponse(empty_node_ids=empty)
 
+    @override
+    async def UpdatePool(
+        self,
+        request: environments_pb2.UpdatePoolRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.UpdatePoolRequest, environments_pb2.UpdatePoolResponse
+        ],
+    ) -> environments_pb2.UpdatePoolResponse:
+        return environments_pb2.UpdatePoolResponse()
+
 
 async def serve_pool(address: str, leased: Container[str]) -> None:
     """Be a broker until cancelled; `leased` are the nodes that are in use."""

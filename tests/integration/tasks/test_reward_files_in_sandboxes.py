@@ -11,6 +11,7 @@ from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.host.grading import Grader
 from etude.envserver.host.result_cache import ResultCache
+from etude.envserver.host.workspace_sources import WorkspaceSources
 from etude.rewards.functions.verifier import BrokenVerifier, parse_answer
 from etude.v1 import environments_pb2
 
@@ -41,7 +42,8 @@ async def graded(grader: Grader, script: str) -> float | BrokenVerifier:
         timeout_seconds=60,
         reward_path=task.REWARD_PATH,
     )
-    found = parse_answer(await grader.grade({}, job, template="t"))
+    source = await WorkspaceSources(scratch=Path("/nonexistent")).get("empty:")
+    found = parse_answer(await grader.grade(source, job, template="t"))
     assert isinstance(found, float | BrokenVerifier)
     return found
 

@@ -53,6 +53,10 @@ class Episodes(ReplacementSource):
     def states(self, lease: environments_pb2.Lease) -> SnapshotClient:
         return SnapshotClient(self.pool.states(lease), lease, self.outage, DEADLINE_S)
 
+    @override
+    async def set_up(self, lease: environments_pb2.Lease) -> None:
+        """Nothing: these tasks have no set-up."""
+
 
 @contextlib.asynccontextmanager
 async def episodes_of(pool: Pool) -> AsyncIterator[Episodes]:

@@ -57,7 +57,7 @@ async def test_a_style_that_is_not_measured_by_the_deadline_is_a_fault(
 ) -> None:
     chosen = scorer(tmp_path, {"name": "style", "function": "Style"})
     job = chosen._task(task_folder.as_uri(), "p", time.monotonic() - 1).job
-    late = await chosen._score(rollout("x=2\n"), 1.0, job, {})
+    late = await chosen._score(rollout("x=2\n"), 1.0, job, {}, [])
     assert isinstance(late, Fault)
     assert late.reason is FaultReason.GRADER_ERROR
 

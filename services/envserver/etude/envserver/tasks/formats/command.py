@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -108,22 +108,28 @@ def _verifiers(given: argparse.Namespace) -> Iterator[PendingImport]:
         tests=exit_codes.require_folder(given.tests) if given.tests else None,
         environment=exit_codes.require_folder(given.environment) if given.environment else None,
         image=given.image,
+        images=_choose_images("", RegistryAccess()),
     )
     for number, (place, text) in enumerate(swebench.read_rows(given.rows)):
         yield PendingImport(name=place, take=partial(verifiers.import_row, number, text, options))
 
 
 def _harbor(given: argparse.Namespace) -> Iterator[PendingImport]:
-    into = given.build or (images_folder() / "layouts").as_uri()
     registries = RegistryAccess(credentials=given.credentials)
-    images = harbor.ImageChoice(
-        build=partial(_build_image, into=into, registries=registries),
+    images = replace(
+        _choose_images(given.build, registries),
         pin=partial(pin_image, registries=registries) if given.pin else None,
         takes_files=given.files,
     )
     places = [exit_codes.require_folder(place) for place in given.folders]
     for folder in harbor.find_tasks(places):
         yield PendingImport(name=str(folder), take=partial(harbor.import_task, folder, images))
+
+
+def _choose_images(build: str, registries: RegistryAccess) -> harbor.ImageChoice:
+    """Images that are built into a folder or a store; into the folder of layouts unless given."""
+    into = build or (images_folder() / "layouts").as_uri()
+    return harbor.ImageChoice(build=partial(_build_image, into=into, registries=registries))
 
 
 def _build_image(context: Path, into: str, registries: RegistryAccess) -> PublishedImage:

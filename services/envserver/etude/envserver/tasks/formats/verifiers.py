@@ -54,6 +54,8 @@ class VerifiersRow(BaseModel):
 class VerifiersOptions:
     """Settings of an import that rows do not contain."""
 
+    images: harbor.ImageChoice
+    """Images of rows that name a Harbor task."""
     tests: Path | None = None
     environment: Path | None = None
     image: str = ""
@@ -77,7 +79,7 @@ def import_row(number: int, text: bytes, options: VerifiersOptions) -> ImportedT
         if not row.task_dir:
             fix = "give one folder of tests for all rows: --tests FOLDER"
             raise ImportRefusedError("row", "is rewarded by code of its package", fix)
-        return harbor.import_task(Path(row.task_dir), {})
+        return harbor.import_task(Path(row.task_dir), options.images)
     files = {"instruction.md": File(_instruction(row).encode() + b"\n")}
     for part, folder in (("tests", options.tests), ("environment", options.environment)):
         read = folders.read_files(folder) if folder is not None else {}
