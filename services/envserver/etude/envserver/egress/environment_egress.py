@@ -67,7 +67,7 @@ class EnvironmentEgress:
             self._in_use.pop(task, None)
 
     def replace_rules(self, rules: Sequence[AllowRule]) -> int:
-        """Apply newer rules at once; returns how many connections were cut for it.
+        """Apply newer rules; returns how many connections were cut for it.
 
         A connection stays as long as the very rule that allowed it does.
         """
@@ -138,7 +138,7 @@ class PoolEgress:
     def replace(self, network: Network, templates: Mapping[str, Sequence[str] | None]) -> int:
         """Apply newer settings to running environments too; returns how many connections were cut.
 
-        An environment that was given no way out stays without one, whatever is added.
+        An environment that has no egress stays without one, whatever is added.
         """
         self.network, self.templates = network, templates
         running = list(self._running.items())

@@ -1,6 +1,6 @@
 """Pool following: a host takes its pool's spec from the brokers, and newer ones as they come.
 
-Rules of egress apply at once, to environments that run as well. Anything else that shapes
+Rules of egress apply to environments that run as well. Anything else that shapes
 environments is for the host's next start: in its turn it drains, and starts again once it is empty.
 """
 

@@ -7,7 +7,7 @@ from etude.envserver.storage.trees import Tree
 
 
 def pack_archive(tree: Tree) -> bytes:
-    """Pack files by path. Owner and time are those of whoever unpacks it, and of that moment."""
+    """Pack files by path. Owner and time are those of its unpacking."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path, file in tree.items():
