@@ -15,7 +15,7 @@ from typing import NamedTuple
 import grpc
 from typing_extensions import override
 
-from etude.common import broker_shards
+from etude.common.pools import broker_shards
 from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
 from etude.trainer.rollouts.leases import Leases

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import grpc
 from typing_extensions import override
 
-from etude.common.broker_shards import choose_shard
+from etude.common.pools.broker_shards import choose_shard
 from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
 from etude.v1 import environments_pb2, environments_pb2_grpc

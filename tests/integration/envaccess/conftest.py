@@ -21,7 +21,7 @@ from etude.common.rpc import server as rpc_server
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.host.access_service import AccessService
-from etude.envserver.host.grading import Grader
+from etude.envserver.host.grading.grader import Grader
 from etude.envserver.host.host import Host
 from etude.envserver.host.service import HostService
 from etude.envserver.host.workspace_sources import WorkspaceSources

@@ -20,7 +20,7 @@ from etude.envserver.broker.service import PoolService
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.host.broker_links import BrokerLinks
-from etude.envserver.host.grading import Grader
+from etude.envserver.host.grading.grader import Grader
 from etude.envserver.host.heartbeat import HostHeartbeat
 from etude.envserver.host.host import Host
 from etude.envserver.host.service import HostService

@@ -23,7 +23,7 @@ from etude.envserver.broker.host_client import GrpcHostClient
 from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host.access_service import AccessService
 from etude.envserver.host.broker_links import BrokerLinks
-from etude.envserver.host.grading import Grader
+from etude.envserver.host.grading.grader import Grader
 from etude.envserver.host.heartbeat import HostHeartbeat
 from etude.envserver.host.host import Host
 from etude.envserver.host.service import HostService

@@ -19,7 +19,7 @@ from tests.support.vm import guests, gvisors
 from etude.common.api.pool.spec import DriverName
 from etude.envserver.drivers.base import Verification
 from etude.envserver.drivers.gvisor.driver import GvisorDriver
-from etude.envserver.host.grading import Grader
+from etude.envserver.host.grading.grader import Grader
 from etude.envserver.host.host import Host
 from etude.envserver.host.task_images import TaskImages
 from etude.envserver.host.workspace_change import ChangeTooLargeError

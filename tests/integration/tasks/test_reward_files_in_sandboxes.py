@@ -9,7 +9,7 @@ from tests.support import needs
 from etude.common.harbor import task
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.process.driver import ProcessDriver
-from etude.envserver.host.grading import Grader
+from etude.envserver.host.grading.grader import Grader
 from etude.envserver.host.result_cache import ResultCache
 from etude.envserver.host.workspace_sources import WorkspaceSources
 from etude.rewards.functions.verifier import BrokenVerifier, parse_answer

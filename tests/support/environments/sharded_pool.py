@@ -21,7 +21,7 @@ from etude.envserver.broker.shards.router import ShardRouter
 from etude.envserver.broker.shards.spills import Spills
 from etude.envserver.drivers.in_memory import MemoryDriver, run_tests
 from etude.envserver.host.broker_links import BrokerLinks
-from etude.envserver.host.grading import Grader
+from etude.envserver.host.grading.grader import Grader
 from etude.envserver.host.heartbeat import HostHeartbeat
 from etude.envserver.host.host import Host
 from etude.envserver.host.service import HostService

@@ -33,7 +33,7 @@ from etude.envserver.drivers.base import Sandbox
 from etude.envserver.drivers.folder_driver import FolderCommand
 from etude.envserver.drivers.process.driver import ProcessDriver
 from etude.envserver.host.access_history import AccessHistory
-from etude.envserver.host.grading import Grader
+from etude.envserver.host.grading.grader import Grader
 from etude.envserver.host.result_cache import ResultCache
 from etude.envserver.host.workspace_sources import WorkspaceSource
 from etude.envserver.storage import folders, hygiene, trees

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.common.broker_shards import (
+from etude.common.pools.broker_shards import (
     batch_key,
     brokers_by_environment,
     choose_shard,

@@ -7,7 +7,7 @@ from etude.common.api.kinds import EnvPool
 from etude.common.api.pool.autoscaling import ScalingMode
 from etude.common.api.pool.status import EnvPoolStatus
 from etude.common.api.status_types import Resolved
-from etude.common.pool_description import revision_of
+from etude.common.pools.pool_description import revision_of
 from etude.operator import names
 from etude.operator.actions import (
     Action,

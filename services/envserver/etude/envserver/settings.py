@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from etude.common import broker_shards
+from etude.common.pools import broker_shards
 from etude.common.rpc.broker_addresses import BrokerAddresses
 from etude.common.run_folder.state import images_folder
 from etude.common.settings_fields import parse_count, parse_flag, parse_path, parse_port

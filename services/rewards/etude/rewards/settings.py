@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from etude.common.broker_shards import brokers_by_environment
+from etude.common.pools.broker_shards import brokers_by_environment
 from etude.common.settings_fields import parse_path, parse_port
 
 

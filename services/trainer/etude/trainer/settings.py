@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Self
 
 from etude.common.api.run.spec import RLRunSpec
-from etude.common.broker_shards import brokers_by_environment
 from etude.common.model_sources.hub_access import HubAccess
+from etude.common.pools.broker_shards import brokers_by_environment
 from etude.common.settings_fields import parse_count, parse_names, parse_path, parse_port
 
 

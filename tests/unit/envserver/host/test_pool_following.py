@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from etude.common.errors import InvalidFieldError, UserError
-from etude.common.pool_description import PoolDescription, parse_description
+from etude.common.pools.pool_description import PoolDescription, parse_description
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.host_client import MemoryHostClient
 from etude.envserver.broker.pool_updates import HostProblems, PoolUpdates, hosts_in_turn

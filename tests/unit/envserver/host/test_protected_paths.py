@@ -4,7 +4,7 @@ import pytest
 
 from etude.common.errors import InvalidFieldError
 from etude.common.harbor.grading_repairs import CACHE_PATHS, RUNNER_PATHS, TEST_PATHS
-from etude.envserver.host.protected_paths import restore_protected
+from etude.envserver.host.grading.protected_paths import restore_protected
 from etude.envserver.storage.trees import File
 
 FIRST = {

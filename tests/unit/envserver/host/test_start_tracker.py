@@ -27,7 +27,7 @@ from etude.envserver.drivers.base import (
 from etude.envserver.drivers.folder_driver import FolderSandbox
 from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host.broker_links import BrokerLinks
-from etude.envserver.host.grading import Grader
+from etude.envserver.host.grading.grader import Grader
 from etude.envserver.host.heartbeat import HostHeartbeat
 from etude.envserver.host.host import Host
 from etude.envserver.storage.trees import Tree

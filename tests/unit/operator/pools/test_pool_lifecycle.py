@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from etude.common.api.kinds import EnvPool
-from etude.common.pool_description import revision_of
+from etude.common.pools.pool_description import revision_of
 from etude.operator.builders.platform import Platform
 from etude.operator.kube.interface import ApiRejectedError
 from etude.operator.kube.memory_cluster import MemoryCluster

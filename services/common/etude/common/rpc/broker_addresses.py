@@ -7,7 +7,7 @@ import socket
 import time
 from dataclasses import dataclass
 
-from etude.common.broker_shards import parse_targets
+from etude.common.pools.broker_shards import parse_targets
 from etude.common.tls import targets
 from etude.common.tls.transport import process_security
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 import grpc
 from typing_extensions import override
 
-from etude.common.broker_shards import batch_key, choose_shard
+from etude.common.pools.broker_shards import batch_key, choose_shard
 from etude.common.rpc import channels
 from etude.common.rpc.broker_addresses import BrokerAddresses
 from etude.v1 import environments_pb2, environments_pb2_grpc

@@ -1,7 +1,7 @@
 """Owners of leases: the run, or the environment API, of the certificate that asked for each."""
 
-from etude.common import run_ids
 from etude.common.errors import ForbiddenError, InvalidFieldError
+from etude.common.pools import run_ids
 from etude.common.tls import metrics
 from etude.common.tls.identity import EDGE
 from etude.common.tls.policy import AuthenticatedCall, caller_of

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from blake3 import blake3
 
 from etude.common.api.pool.spec import EnvPoolSpec
-from etude.common.broker_shards import shard_label
 from etude.common.errors import (
     FullError,
     ReusedIdError,
@@ -19,6 +18,7 @@ from etude.common.errors import (
 )
 from etude.common.pinned_images import pinned_digest
 from etude.common.plans.registry import PlanRegistry
+from etude.common.pools.broker_shards import shard_label
 from etude.envserver import metrics
 from etude.envserver.broker import pool_statistics
 from etude.envserver.broker.classes.queues import ClassQueues, class_rules

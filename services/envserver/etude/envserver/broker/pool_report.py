@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from etude.common.plans.registry import RunPlan
-from etude.common.run_ids import client_part
+from etude.common.pools.run_ids import client_part
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.lease_ledger import AGE_STEP_S
 from etude.envserver.broker.pool_statistics import quantile

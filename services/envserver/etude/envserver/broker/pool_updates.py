@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from etude.common.errors import InvalidFieldError
-from etude.common.pool_description import PoolDescription, parse_description
+from etude.common.pools.pool_description import PoolDescription, parse_description
 from etude.envserver.broker.broker import Broker
 
 ROLLING_SHARE = 0.1

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from etude.common import telemetry
-from etude.common.pool_description import read_description
+from etude.common.pools.pool_description import read_description
 from etude.common.probes import Probes
 from etude.common.process import shutdown_signals
 from etude.common.rpc import server as rpc_server

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from etude.common import broker_shards
+from etude.common.pools import broker_shards
 from etude.common.settings_fields import parse_count, parse_path, parse_port
 from etude.envserver.host.workspace_sources import EMPTY
 

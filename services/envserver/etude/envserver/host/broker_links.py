@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from etude.common.broker_shards import choose_shard
+from etude.common.pools.broker_shards import choose_shard
 from etude.common.rpc import channels
 from etude.common.rpc.broker_addresses import BrokerAddresses
 from etude.common.tls.transport import TransportSecurity

@@ -12,7 +12,7 @@ import grpc
 from etude.common.api.pool.network import EgressPolicy
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.common.errors import UserError
-from etude.common.pool_description import PoolDescription, parse_description
+from etude.common.pools.pool_description import PoolDescription, parse_description
 from etude.envserver.drivers.base import Driver
 from etude.v1 import environments_pb2, environments_pb2_grpc
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import grpc
 
-from etude.common.pool_description import PoolDescription, read_description
+from etude.common.pools.pool_description import PoolDescription, read_description
 from etude.common.process import shutdown_signals
 from etude.envserver.host import pool_following
 from etude.envserver.host.broker_links import BrokerLinks

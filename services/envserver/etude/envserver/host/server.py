@@ -9,7 +9,7 @@ from typing import NamedTuple
 from etude.common import stores, telemetry
 from etude.common.api.pool.spec import EnvPoolSpec, IsolationLevel, Slot, Trust
 from etude.common.api.storage import StoreAccess
-from etude.common.pool_description import PoolDescription
+from etude.common.pools.pool_description import PoolDescription
 from etude.common.probes import Probes
 from etude.common.process import shutdown_signals
 from etude.common.role_inputs import ResolvedPool
@@ -19,7 +19,7 @@ from etude.envserver.drivers.selection import DriverFolders, select_driver
 from etude.envserver.drivers.vm.start import start_scheduler
 from etude.envserver.host.access_service import AccessService
 from etude.envserver.host.broker_links import BrokerLinks
-from etude.envserver.host.grading import Grader
+from etude.envserver.host.grading.grader import Grader
 from etude.envserver.host.heartbeat import HostHeartbeat
 from etude.envserver.host.host import Host
 from etude.envserver.host.pool_following import PoolFollower

@@ -16,7 +16,7 @@ from etude.common.rpc import channels
 from etude.common.tls.policy import AuthenticatedCall
 from etude.envserver import metrics
 from etude.envserver.host.environment import LeasedEnvironment
-from etude.envserver.host.grading import MAX_JOB_BYTES, Grader
+from etude.envserver.host.grading.grader import MAX_JOB_BYTES, Grader
 from etude.envserver.host.host import Host
 from etude.envserver.host.owned_leases import find_owned
 from etude.envserver.host.workspace_change import ChangeTooLargeError

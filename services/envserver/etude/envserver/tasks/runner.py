@@ -27,7 +27,7 @@ from etude.envserver import exit_codes
 from etude.envserver.drivers import selection
 from etude.envserver.drivers.base import Driver
 from etude.envserver.drivers.selection import DriverFolders
-from etude.envserver.host.grading import Grader
+from etude.envserver.host.grading.grader import Grader
 from etude.envserver.host.result_cache import ResultCache
 from etude.envserver.host.task_images import TaskImages
 from etude.envserver.host.workspace_sources import WorkspaceSource, WorkspaceSources

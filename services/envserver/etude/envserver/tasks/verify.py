@@ -19,7 +19,7 @@ from etude.common.harbor import task as harbor_task
 from etude.common.harbor.grading_repairs import repair_grading
 from etude.common.harbor.task import HarborTask
 from etude.envserver import exit_codes
-from etude.envserver.host.grading import Grader
+from etude.envserver.host.grading.grader import Grader
 from etude.envserver.tasks import runner
 from etude.envserver.tasks.runner import TaskPlace, TaskRunner
 from etude.v1 import environments_pb2

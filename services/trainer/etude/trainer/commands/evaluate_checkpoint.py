@@ -23,10 +23,10 @@ from etude.common.api.evaluation.status import (
 )
 from etude.common.api.run.phases import TaskSet
 from etude.common.blobs import MissingError
-from etude.common.broker_shards import brokers_by_environment
 from etude.common.checkpoints.job import EXIT_CORRUPT, verify_checkpoint
 from etude.common.errors import CorruptError, EtudeError, Problem, UnavailableError, UserError
 from etude.common.model_sources.run_model import with_model_folder
+from etude.common.pools.broker_shards import brokers_by_environment
 from etude.common.role_inputs import ResolvedEvaluation, read_evaluation
 from etude.common.stores import open_run_store
 from etude.common.weights import VersionId, accepted_chain

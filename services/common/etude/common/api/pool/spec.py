@@ -17,7 +17,7 @@ from etude.common.api.pool.placement import Placement
 from etude.common.api.pool.size_rules import SIZES
 from etude.common.api.pool.warm_pool import MAX_SHELLS, Warm
 from etude.common.api.storage import StoreAccess
-from etude.common.broker_shards import MAX_SHARDS
+from etude.common.pools.broker_shards import MAX_SHARDS
 
 IMAGE = r"^(file:///[^\s]+|s3://[^\s]+/[0-9a-f]{32}|[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)$"
 

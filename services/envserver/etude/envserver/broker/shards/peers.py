@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from etude.common.broker_shards import choose_shard, shard_label
 from etude.common.errors import InvalidFieldError, UserError
+from etude.common.pools.broker_shards import choose_shard, shard_label
 from etude.common.rpc import channels
 from etude.common.rpc.broker_addresses import BrokerAddresses
 from etude.v1 import broker_peers_pb2, broker_peers_pb2_grpc, environments_pb2

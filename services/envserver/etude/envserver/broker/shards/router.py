@@ -10,7 +10,6 @@ from typing import NoReturn
 
 import grpc
 
-from etude.common.broker_shards import batch_key, choose_shard, granting_label
 from etude.common.errors import (
     EtudeError,
     ForbiddenError,
@@ -20,6 +19,7 @@ from etude.common.errors import (
     UnavailableError,
     UnknownIdError,
 )
+from etude.common.pools.broker_shards import batch_key, choose_shard, granting_label
 from etude.common.rpc.retry_after import retry_after_s
 from etude.envserver.broker.broker import TICK_S, Broker
 from etude.envserver.broker.shards.peers import MOVE_S, Peer, Peers

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from etude.envserver.host.protected_paths import path_matcher, restore_protected
+from etude.envserver.host.grading.protected_paths import path_matcher, restore_protected
 from etude.envserver.host.workspace_sources import WorkspaceSource
 from etude.envserver.storage import trees
 from etude.envserver.storage.trees import Tree

@@ -13,7 +13,7 @@ from etude.envserver.drivers.base import (
     Verification,
 )
 from etude.envserver.host.environment import LeasedEnvironment
-from etude.envserver.host.graded_files import graded_files
+from etude.envserver.host.grading.graded_files import graded_files
 from etude.envserver.host.leases.lease_fields import ISOLATION
 from etude.envserver.host.leases.start_tracker import StartTracker
 from etude.envserver.host.result_cache import ResultCache

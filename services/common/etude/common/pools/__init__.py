@@ -1,0 +1,1 @@
+"""Brokers of environment pools: shards, owners of run ids, descriptions."""

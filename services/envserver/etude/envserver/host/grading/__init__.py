@@ -1,0 +1,1 @@
+"""Grading of a change in a sandbox that no agent has run in."""
