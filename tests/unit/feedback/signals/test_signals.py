@@ -191,6 +191,17 @@ def test_a_complaint_weighs_the_same_however_long_the_policy_worked(num_calls: i
         assert measure("dissatisfied_followup", history)[:2] == (1, 1)
 
 
+def test_questions_do_not_thin_complaints_out() -> None:
+    asks = rollout([], turns=3, asks_question=True).turns
+    for turn, ratio in ((3, (1, 1)), (1, (1, 1))):
+        history = rollout([event("followup", turn=turn, text="no, wrong", afterS=5)])
+        history.turns[:0] = asks
+        assert measure("dissatisfied_followup", history)[:2] == ratio
+    silent = rollout([])
+    silent.turns[:0] = asks
+    assert measure("dissatisfied_followup", silent)[:2] == (0, 1)
+
+
 def test_an_interrupted_turn_that_users_complain_about_counts_as_answered() -> None:
     complaints = [event("followup", turn=n, text="no, wrong", afterS=5) for n in (0, 2)]
     history = rollout(complaints, turns=3, num_calls=1)

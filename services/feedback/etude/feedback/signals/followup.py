@@ -33,11 +33,12 @@ _DISSATISFIED = re.compile(
 
 
 def measure(history: RolloutHistory, context: SignalContext) -> SignalValue:
-    """Number of such turns, and of the turns that users could answer. Delay: half an hour, or less.
+    """Number of such turns, and of the turns that users could judge. Delay: half an hour, or less.
 
-    Users answer a turn that ends with words, and the newest one; after any other one a tool's
-    result follows. Over all turns, a complaint would weigh less the longer the work took, and the
-    policy that never ends would please most. The first message after each turn counts, if it comes
+    Users judge a turn that ends with words, and the newest one; after any other one a tool's result
+    follows. Over all turns, a complaint would weigh less the longer the work took, and the policy
+    that never ends would please most. The answer to a question is no verdict, unless it complains:
+    else a policy would thin its complaints out by asking. The first message after each turn counts, if it comes
     within that time.
     """
     within_s = min(FOLLOWUP_S, context.horizon_s)
@@ -48,10 +49,10 @@ def measure(history: RolloutHistory, context: SignalContext) -> SignalValue:
         message.after_s <= within_s and is_dissatisfied(message.text) for message in first.values()
     )
     turns = history.main_turns
-    answered = sum(not turn.num_calls for turn in turns[:-1]) + len(turns[-1:])
+    judged = sum(not (turn.num_calls or turn.asks_question) for turn in turns[:-1])
     found = min(found, len(turns))
     state = context.state(history, delay_s=within_s)
-    return SignalValue(found, max(found, answered), state)
+    return SignalValue(found, max(found, judged + len(turns[-1:])), state)
 
 
 def is_dissatisfied(text: str) -> bool:
@@ -62,4 +63,4 @@ def is_dissatisfied(text: str) -> bool:
     return _DISSATISFIED.search(text) is not None
 
 
-SIGNAL = Signal("dissatisfied_followup", version=2, weight=-1.0, measure=measure)
+SIGNAL = Signal("dissatisfied_followup", version=3, weight=-1.0, measure=measure)
