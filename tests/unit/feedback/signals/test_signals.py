@@ -193,10 +193,10 @@ def test_a_complaint_weighs_the_same_however_long_the_policy_worked(num_calls: i
 
 def test_questions_do_not_thin_complaints_out() -> None:
     asks = rollout([], turns=3, asks_question=True).turns
-    for turn, ratio in ((3, (1, 1)), (1, (1, 1))):
-        history = rollout([event("followup", turn=turn, text="no, wrong", afterS=5)])
+    for number in (1, 3):
+        history = rollout([event("followup", turn=number, text="no, wrong", afterS=5)])
         history.turns[:0] = asks
-        assert measure("dissatisfied_followup", history)[:2] == ratio
+        assert measure("dissatisfied_followup", history)[:2] == (1, 1)
     silent = rollout([])
     silent.turns[:0] = asks
     assert measure("dissatisfied_followup", silent)[:2] == (0, 1)

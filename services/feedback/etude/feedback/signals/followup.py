@@ -38,8 +38,8 @@ def measure(history: RolloutHistory, context: SignalContext) -> SignalValue:
     Users judge a turn that ends with words, and the newest one; after any other one a tool's result
     follows. Over all turns, a complaint would weigh less the longer the work took, and the policy
     that never ends would please most. The answer to a question is no verdict, unless it complains:
-    else a policy would thin its complaints out by asking. The first message after each turn counts, if it comes
-    within that time.
+    else a policy would thin its complaints out by asking. The first message after each turn counts,
+    if it comes within that time.
     """
     within_s = min(FOLLOWUP_S, context.horizon_s)
     first: dict[int, FollowupPayload] = {}
