@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jsonschema
 import pytest
 import yaml
 
@@ -13,6 +14,9 @@ from etude.common.api.lint.linter import KINDS, LintFinding, lint_text
 from etude.envserver.images.spec import ImageSpec
 
 ROOT = Path(__file__).parents[2]
+CHART = ROOT / "helm" / "etude"
+CHART_VALUES: "Document" = yaml.safe_load((CHART / "values.yaml").read_text())
+VALUES_SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 GOOD = yaml.safe_load((ROOT / "tests" / "cluster" / "bad_manifests.yaml").read_text())["good"]
 OTHERS = ("keda.sh/v1alpha1",)
@@ -90,5 +94,8 @@ def test_a_documented_manifest_is_taken(block: Block) -> None:
         ImageSpec.model_validate(block.content)
         return
     if block.content.get("apiVersion") in OTHERS:
+        return
+    if block.content.keys() <= CHART_VALUES.keys():
+        jsonschema.Draft7Validator(VALUES_SCHEMA).validate(merged(CHART_VALUES, block.content))
         return
     assert [each.text() for each in findings(block.content)] == []

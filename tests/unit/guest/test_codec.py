@@ -41,9 +41,13 @@ SCALARS: dict[int, Callable[[random.Random], object]] = {
 }
 
 
+OF_HOSTS = {"accesses", "accesses_incomplete"}
+"""Fields of a change that a host adds to what an agent answers."""
+
+
 def fill(message: Message, random_: random.Random) -> None:
     for field in message.DESCRIPTOR.fields:
-        if random_.random() < 0.4:
+        if random_.random() < 0.4 or field.name in OF_HOSTS:
             continue
         if field.is_repeated:
             fill_many(getattr(message, field.name), field, random_)
@@ -127,6 +131,8 @@ def test_what_one_codec_refuses_the_other_does_not_take_for_something_else(tmp_p
         if text != "refused":
             ours = MESSAGES[name].FromString(bytes.fromhex(text))
             theirs.DiscardUnknownFields()
+            for field in OF_HOSTS & {each.name for each in theirs.DESCRIPTOR.fields}:
+                theirs.ClearField(field)
             both += 1
             assert ours == theirs, cut.hex()
     assert both > 500

@@ -57,7 +57,8 @@ def test_a_trace_has_its_task_in_it(tmp_path: Path, tests: Path) -> None:
 
 
 def test_a_row_that_names_a_harbor_folder_is_that_task(tmp_path: Path) -> None:
-    assert imported(tmp_path, {"task_dir": str(EXAMPLE), "prompt": "x"}, tests=None) == 0
+    row = {"task_dir": str(EXAMPLE), "prompt": "x"}
+    assert imported(tmp_path, row, tests=None, more=("--files",)) == 0
     task = harbor_task.read_task(tmp_path / "out" / "rename-columns")
     assert task.tests() == harbor_task.read_task(EXAMPLE).tests()
 

@@ -329,10 +329,14 @@ def verifiers(
         Path | None, typer.Option(help="First files of every workspace.")
     ] = None,
     image: Annotated[str, typer.Option(help="Image that the tasks need.")] = "",
+    files: Annotated[
+        bool, typer.Option("--files", help="Of Harbor tasks that rows name, build no image.")
+    ] = False,
 ) -> None:
     """Take rows of a verifiers taskset: their tests find each row as row.json in their folder."""
     folders = {"--tests": tests, "--environment": environment}
     given = [word for name, path in folders.items() if path for word in (name, str(path))]
+    given += ["--files"] if files else []
     _run(
         "etude.envserver.tasks.formats.command",
         *("verifiers", str(rows), "--out", str(out), "--image", image, *given),

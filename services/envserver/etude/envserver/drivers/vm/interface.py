@@ -5,12 +5,14 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from etude.envserver.drivers.process_identity import ProcessId
-from etude.envserver.drivers.vm.dirty_pages import PageBuffer
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.jail import Jail
+
+if TYPE_CHECKING:  # it loads numpy, and a node's daemon starts without
+    from etude.envserver.drivers.vm.dirty_pages import PageBuffer
 
 _M = TypeVar("_M", bound="Vmm")
 
@@ -100,7 +102,7 @@ class VmTemplate(Protocol):
     async def restore(self, shell: Vmm, saved: VmDelta | None) -> None:
         """Restore the template's or a saved state in an idle VMM, frozen; destroy it on failure."""
 
-    async def save(self, vm: Vmm, buffer: PageBuffer, *, keep_running: bool) -> VmDelta:
+    async def save(self, vm: Vmm, buffer: "PageBuffer", *, keep_running: bool) -> VmDelta:
         """Save a clone of this template; it stays frozen unless `keep_running`.
 
         The caller has brought its channel to a boundary between two frames.

@@ -108,7 +108,7 @@ def _verifiers(given: argparse.Namespace) -> Iterator[PendingImport]:
         tests=exit_codes.require_folder(given.tests) if given.tests else None,
         environment=exit_codes.require_folder(given.environment) if given.environment else None,
         image=given.image,
-        images=_choose_images("", RegistryAccess()),
+        images=replace(_choose_images("", RegistryAccess()), takes_files=given.files),
     )
     for number, (place, text) in enumerate(swebench.read_rows(given.rows)):
         yield PendingImport(name=place, take=partial(verifiers.import_row, number, text, options))
@@ -145,7 +145,6 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("folders", type=Path, nargs="+", help="task folders, or folders of them")
     one.add_argument("--pin", action="store_true", help="ask registries for the digests of tags")
     one.add_argument("--build", metavar="INTO", help="where images of Dockerfiles are published")
-    one.add_argument("--files", action="store_true", help="build nothing: take environment/")
     one.set_defaults(imports=_harbor)
     rows = verbs.add_parser("swebench")
     rows.add_argument("rows", type=Path, help="a JSONL file, one instance per line")
@@ -161,6 +160,8 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("--environment", type=Path, help="first files of every workspace")
     data.add_argument("--image", default="", help="name of the image that the tasks need")
     data.set_defaults(imports=_verifiers)
+    for verb in (one, data):
+        verb.add_argument("--files", action="store_true", help="build nothing: take environment/")
     for verb in (one, rows):
         verb.add_argument("--credentials", type=Path, help="of registries, as Docker writes them")
     for verb in (one, rows, data):
