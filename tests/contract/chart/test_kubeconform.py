@@ -37,7 +37,11 @@ BUNDLED = (
     *(f"{kind}-rbac-v1.json" for kind in ("role", "rolebinding", "clusterrole")),
     *("clusterrolebinding-rbac-v1.json", "poddisruptionbudget-policy-v1.json"),
     *("networkpolicy-networking-v1.json", "customresourcedefinition-apiextensions-v1.json"),
-    *("validatingadmissionpolicy-admissionregistration-v1.json", "flowschema-flowcontrol-v1.json"),
+    *(
+        "daemonset-apps-v1.json",
+        "validatingadmissionpolicy-admissionregistration-v1.json",
+        "flowschema-flowcontrol-v1.json",
+    ),
     "validatingadmissionpolicybinding-admissionregistration-v1.json",
     "prioritylevelconfiguration-flowcontrol-v1.json",
 )

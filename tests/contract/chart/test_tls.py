@@ -127,8 +127,8 @@ def upgraded(tmp_path: Path) -> Render:
     def render(upgrade: Upgrade) -> "subprocess.CompletedProcess[str]":
         chart = tmp_path / "etude"
         shutil.copytree(CHART, chart)
-        file = chart / "templates" / "tls" / "ca.yaml"
-        looked_up = '(lookup "v1" "Secret" .Release.Namespace $name)'
+        file = chart / "templates" / "tls" / "_tls.tpl"
+        looked_up = '(lookup "v1" "Secret" .Release.Namespace (include "etude.caSecret" .))'
         text = file.read_text()
         assert text.count(looked_up) == 1
         file.write_text(text.replace(looked_up, '(.Files.Get "found.yaml" | fromYaml)'))

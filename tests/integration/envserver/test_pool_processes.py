@@ -171,7 +171,10 @@ def test_a_missing_setting_is_named(processes: Processes) -> None:
         check=False,
     )
 
-    assert (done.returncode, done.stderr) == (78, b"etude-envserver: ETUDE_POOL_FILE is not set\n")
+    assert (done.returncode, done.stderr) == (
+        78,
+        b"etude-envserver: ETUDE_BROKER_TARGET is not set\n",
+    )
 
 
 @pytest.mark.parametrize(

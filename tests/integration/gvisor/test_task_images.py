@@ -120,7 +120,9 @@ async def test_a_change_is_found_without_what_is_ignored_and_graded_on_the_image
     (files / "notes/task.md").write_text("by the task\n")
     await opened_at_last(host, "a", image, files.as_uri())
     assert "by the task" in await says(host, "a", "cat notes/task.md")
-    assert not (await host.find("a").diff()).ListFields()
+    untouched = await host.find("a").diff()
+    assert not untouched.written
+    assert not untouched.deleted
     await says(host, "a", "echo fixed > shop.txt; echo new > new.txt; rm run; echo big > target/x")
     environment = host.find("a")
     change = await environment.diff()

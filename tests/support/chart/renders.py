@@ -12,6 +12,9 @@ EFFECTS: dict[str, Any] = yaml.safe_load(
     (ROOT / "tests" / "contract" / "chart" / "effects.yaml").read_text(encoding="utf-8")
 )
 
+WITHOUT_SCHEMA = frozenset({"tls.issuerRef."})
+"""Values whose context makes kinds of cert-manager, whose schemas are not bundled."""
+
 
 class Render(NamedTuple):
     """One set of values."""
@@ -29,5 +32,8 @@ def renders() -> Iterator[Render]:
         yield Render(path.stem, {"image": EFFECTS["context"]["image"]}, ("-f", str(path)))
     for name, value in EFFECTS["examples"].items():
         values = copy.deepcopy(EFFECTS["context"])
+        for prefix, beside in EFFECTS["contexts"].items():
+            if name.startswith(prefix) and prefix not in WITHOUT_SCHEMA:
+                values[prefix.partition(".")[0]] = copy.deepcopy(beside)
         put(values, tuple(name.split(".")), value)
         yield Render(name, values, SERVED)
