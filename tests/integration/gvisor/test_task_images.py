@@ -1,12 +1,10 @@
 """Leases whose tasks name an image by digest: pulled when a task needs it, evicted by age."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from tests.support import needs
-from tests.support.environments import killed_hosts
 from tests.support.environments.image_leases import (
     opened,
     opened_at_last,
@@ -14,7 +12,7 @@ from tests.support.environments.image_leases import (
     settled,
     write_image,
 )
-from tests.support.vm import guests, gvisors
+from tests.support.vm import guests
 
 from etude.common.api.pool.spec import DriverName
 from etude.envserver.drivers.base import Verification
@@ -256,44 +254,3 @@ async def test_a_task_that_names_an_image_by_digest_is_verified_on_it(
     (proof,) = await verify.verify_tasks([task], chosen)
     assert proof.findings == ()
     assert (proof.nothing, proof.solution) == (0.0, 1.0)
-
-
-def test_a_lease_with_an_image_of_its_task_outlives_a_killed_host(
-    image: BuiltImage, tmp_path: Path
-) -> None:
-    needs.image_programs()
-    reference = write_image(tmp_path / "layouts/one", "one")
-    scratch = tmp_path / "scratch"
-
-    async def started() -> Host:
-        driver = GvisorDriver(scratch=scratch, images={"small": image}, memory_mib=256)
-        await driver.start()
-        images = TaskImages(
-            driver=driver,
-            puller=ImagePuller(cache=BuildCache(tmp_path / "cache")),
-            sources=[(tmp_path / "layouts").as_uri()],
-            budget_bytes=1 << 30,
-        )
-        sources = WorkspaceSources(tmp_path)
-        return Host(driver=driver, sources=sources, slots=8, templates={"small"}, images=images)
-
-    async def work() -> None:
-        host = await started()
-        await opened_at_last(host, "a", reference)
-        await says(host, "a", "echo fixed > shop.txt; echo in memory > /tmp/mine")
-        killed_hosts.die()
-
-    async def follow() -> None:
-        host = await started()
-        assert await host.take_over() == (1, 0)
-        found = await says(host, "a", "cat shop.txt /tmp/mine /etc/word; say $WORD")
-        assert "fixed\nin memory\none" in found
-        assert "of the image" in found
-        await host.close(["a"])
-        await host.driver.stop()
-
-    try:
-        killed_hosts.killed(work)
-        asyncio.run(follow())
-    finally:
-        gvisors.end_all(scratch)
