@@ -65,29 +65,12 @@ def build_dockerfile(
         scratch = Path(folder)
         env = {**registries.program_environment(scratch), "BUILDAH_ISOLATION": "chroot"}
         # buildah leaves a mount of its storage behind, which ends with this namespace.
-        program = [
-            "unshare",
-            "--mount",
-            find_program("buildah"),
-            "--root",
-            str(storage / "root"),
-            "--runroot",
-            str(storage / "run"),
-        ]
+        program = ["unshare", "--mount", find_program("buildah")]
+        program += ["--root", str(storage / "root"), "--runroot", str(storage / "run")]
         auth = registries.skopeo_options("--authfile")
         say(f"build {context} …")
-        build = [
-            *program,
-            "build",
-            "--layers",
-            "--force-rm",
-            "--timestamp",
-            "0",
-            *auth,
-            "--tag",
-            _NAME,
-        ]
-        words = [*build, "--file", str(context / "Dockerfile"), str(context.resolve())]
+        words = [*program, "build", "--layers", "--force-rm", "--timestamp", "0", *auth]
+        words += ["--tag", _NAME, "--file", str(context / "Dockerfile"), str(context.resolve())]
         run_program(words, what=f"build {context}", cwd=scratch, timeout_s=_LIMIT_S, env=env)
         words = [*program, "push", "--quiet", _NAME, f"oci:{scratch / 'layout'}:{TAG}"]
         run_program(words, what="export", cwd=scratch, timeout_s=_PUSH_LIMIT_S, env=env)

@@ -5,13 +5,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from etude.common.feedback.windows import WindowExclusion, WindowManifest, WindowRollout
+from etude.common.feedback.windows import (
+    RolloutCounts,
+    WindowExclusion,
+    WindowManifest,
+    WindowRollout,
+)
 from etude.common.monitors.registry import penalise
 from etude.common.monitors.window import Action
 from etude.common.weights import VersionId
 from etude.feedback.credit import credit_rewards, lowest_reward, reward_rollouts
 from etude.feedback.evasions import lower_evasions, price_evasions
+from etude.feedback.ledger.user_keys import UserId
 from etude.feedback.signals.history import RolloutHistory
+from etude.feedback.signals.outcome import RolloutOutcome
 from etude.feedback.signals.registry import measure_rollouts, signal_versions
 from etude.feedback.windows.monitoring import WindowMonitors, count_rollout, make_window
 from etude.feedback.windows.settings import WindowRules
@@ -62,14 +69,7 @@ class WindowDraft:
         findings = monitors.evaluate(self.run_uid, make_window(counts, exclusions))
         strata = [name_stratum(history) for history in histories]
         users = [history.user for history in histories]
-        rewards = lower_evasions(
-            reward_rollouts(outcomes, rules.weights),
-            users,
-            strata,
-            prices=price_evasions(outcomes, counts, rules.weights),
-            has_edits=[each.edits > 0 for each in counts],
-            weights=rules.weights,
-        )
+        rewards = _reward(outcomes, counts, users, strata, rules.weights)
         rewards = penalise(rewards, findings, floor=lowest_reward(rules.weights))
         credited = credit_rewards(rewards, users, strata)
         return WindowManifest(
@@ -104,6 +104,24 @@ class WindowDraft:
             ),
             is_frozen=any(each.action is Action.FREEZE for each in findings),
         )
+
+
+def _reward(
+    outcomes: Sequence[RolloutOutcome],
+    counts: Sequence[RolloutCounts],
+    users: Sequence[UserId],
+    strata: Sequence[str],
+    weights: Mapping[str, float],
+) -> list[float]:
+    """Rewards by the signals, with evasions worth less than the work.  [N] each -> [N]."""
+    return lower_evasions(
+        reward_rollouts(outcomes, weights),
+        users,
+        strata,
+        prices=price_evasions(outcomes, counts, weights),
+        has_edits=[each.edits > 0 for each in counts],
+        weights=weights,
+    )
 
 
 def name_stratum(history: RolloutHistory) -> str:

@@ -57,20 +57,7 @@ class Grader:
             WrongStateError: the lease cannot be graded in the mode of the job.
             SandboxError: the platform failed.
         """
-        _check(job)
-        tests = trees.files_of(job.files, "files")
-        trees.check_layout(tests, "files")
-        files = graded_files(source, job)
-        work = Verification(
-            template=template,
-            workspace=files.written,
-            deleted=files.deleted,
-            tests=tests,
-            command=job.command,
-            timeout_s=job.timeout_seconds,
-            reward_path=job.reward_path,
-            environment=dict(job.environment),
-        )
+        work = _verification(source, job, template)
         mode = job.mode or environments_pb2.GRADE_MODE_CLEAN
         if mode == environments_pb2.GRADE_MODE_FORK:
             outcome = await self._grade_fork(fork, work)
@@ -171,6 +158,30 @@ class Grader:
                 await fork.make_workspace()
                 fork.close_for_calls()
                 return await fork.sandbox.verify(work)
+
+
+def _verification(
+    source: WorkspaceSource, job: environments_pb2.GradeJob, template: str
+) -> Verification:
+    """The verifier of a job.
+
+    Raises:
+        InvalidFieldError: the job cannot be run as it is.
+    """
+    _check(job)
+    tests = trees.files_of(job.files, "files")
+    trees.check_layout(tests, "files")
+    files = graded_files(source, job)
+    return Verification(
+        template=template,
+        workspace=files.written,
+        deleted=files.deleted,
+        tests=tests,
+        command=job.command,
+        timeout_s=job.timeout_seconds,
+        reward_path=job.reward_path,
+        environment=dict(job.environment),
+    )
 
 
 def _check(job: environments_pb2.GradeJob) -> None:
