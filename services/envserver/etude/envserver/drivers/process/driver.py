@@ -186,11 +186,14 @@ class ProcessDriver(FolderDriver):
         self._waiting[job.job_id] = future
         try:
             outbox.send(message)
-            return await future
+            return await asyncio.shield(future)
         except asyncio.CancelledError:
-            # Kills the supervisor and all below it; its late report has no waiter.
-            if outbox is self._outbox:
+            # Kills the supervisor and all below it. The server reports its end after that of the
+            # last process, so nothing of the command writes after this call.
+            if outbox is self._outbox and not future.done():
                 outbox.send(messages.encode({"kill": job.job_id}))
+                await asyncio.wait([future], timeout=STOP_TIMEOUT_S)
+            future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             raise
         finally:
             self._waiting.pop(job.job_id, None)
