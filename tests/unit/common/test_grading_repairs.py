@@ -1,10 +1,15 @@
 """Repairs of grading, by what a task's verifier starts."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from etude.common.harbor.grading_repairs import GradingRepairs, repair_grading
+from etude.common.harbor.grading_repairs import (
+    GradingRepairs,
+    keep_module_path,
+    repair_grading,
+)
 from etude.common.harbor.task import HarborTask
 
 GUARD = ".etude/etude_session_guard.py"
@@ -44,6 +49,28 @@ def test_hidden_tests_run_by_pytest_are_isolated_and_guarded() -> None:
 )
 def test_a_verifier_that_could_not_load_the_guard_gets_none(script: bytes) -> None:
     assert GUARD not in repair_grading(task(), {"test.sh": script}).files
+
+
+@pytest.mark.parametrize(
+    ("command", "is_guarded"),
+    [
+        ("PYTHONPATH=src python3 -m pytest", False),
+        ("PYTHONPATH=$PYTHONPATH:src python3 -m pytest", True),
+        ('export PYTHONPATH="${PYTHONPATH}:src"; pytest', True),
+        ("PYTHONPATH=src:$PYTHONPATH pytest", True),
+        ("python3 -I -m pytest", False),
+        ("python3 -m pytest", True),
+    ],
+)
+def test_a_command_in_json_decides_as_one_in_the_script_does(
+    command: str, *, is_guarded: bool
+) -> None:
+    in_json = {"test.sh": b"python3 /tests/grade.py\n", "a.json": json.dumps([command]).encode()}
+    assert (GUARD in repair_grading(task(), in_json).files) == is_guarded
+    in_script = {"test.sh": command.encode()}
+    assert (GUARD in repair_grading(task(), in_script).files) == is_guarded
+    kept = {"test.sh": keep_module_path(command).encode()}
+    assert (GUARD in repair_grading(task(), kept).files) == ("-I" not in command)
 
 
 def test_a_repositorys_own_settings_stay_where_its_own_tests_run() -> None:

@@ -62,7 +62,11 @@ PINS: Mapping[str, str] = MappingProxyType(
 _ISOLATED = "-c /dev/null --confcutdir=/tests --rootdir=/tests"
 _RUNS_HIDDEN = re.compile(rb"\bpytest\b[^\n;&|]*\s/tests(?:[/\s\"']|$)|\bcd /tests\b")
 _OWN_SETTINGS = re.compile(rb"\s(?:-c|--config-file|--rootdir|--confcutdir)[\s=]")
-_OWN_PATH = re.compile(rb"PYTHONPATH|\bpython[0-9.]*\s+-[a-zA-Z]*[IE]")
+_OWN_PATH = re.compile(
+    rb"\bPYTHONPATH=(?![^\s;&|]*\$\{?PYTHONPATH)|[\"']PYTHONPATH[\"']|\bpython[0-9.]*\s+-[a-zA-Z]*[IE]"
+)
+"""A path of Python's modules without the entries that it had, or none from the environment."""
+_SET_PATH = re.compile(r"\bPYTHONPATH=(?![^\s;&|]*\$\{?PYTHONPATH)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +117,14 @@ def repair_grading(
     )
 
 
+def keep_module_path(command: str) -> str:
+    """A shell command whose own PYTHONPATH comes after the entries of its environment.
+
+    The guard of pytest is in one of them.
+    """
+    return _SET_PATH.sub("PYTHONPATH=$PYTHONPATH:", command)
+
+
 def _protected(task: HarborTask, scripts: bytes, repairs: GradingRepairs) -> tuple[str, ...]:
     found = list[str]()
     if repairs.runner_paths:
@@ -131,7 +143,10 @@ def _scripts(task: HarborTask, tests: Mapping[str, bytes]) -> bytes:
 def _guard(scripts: bytes, tests: Mapping[str, bytes]) -> Mapping[str, bytes]:
     """The guard, unless the verifier has no pytest or could not load it."""
     has_pytest = any(b"pytest" in data for path, data in tests.items() if _is_program(path))
-    if _OWN_PATH.search(scripts) or not (has_pytest or b"pytest" in scripts):
+    # A grader may read its command from JSON.
+    commands = [scripts, *(data for path, data in tests.items() if path.endswith((".sh", ".json")))]
+    has_own_path = any(_OWN_PATH.search(each) for each in commands)
+    if has_own_path or not (has_pytest or b"pytest" in scripts):
         return {}
     source = importlib.resources.files(__package__).joinpath("session_guard.py").read_bytes()
     return {f"{GUARD_FOLDER}/{_GUARD}.py": source}

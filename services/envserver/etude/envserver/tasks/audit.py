@@ -190,7 +190,7 @@ def _verdict(task: HarborTask, tests: Mapping[str, bytes]) -> Iterator[Flaw]:
     is_guarded = any(path.startswith(f"{GUARD_FOLDER}/") for path in repaired.files)
     if "pytest" in script and not is_guarded:
         what = "sets PYTHONPATH or isolates Python, so that no guard counts the tests of its pytest"
-        fix = "use sys.path in tests/conftest.py, or `python3 -m pytest` in the source's folder"
+        fix = "write PYTHONPATH=$PYTHONPATH:FOLDER, or start `python3 -m pytest` in FOLDER"
         yield Flaw(rule="trusted-output", where="tests/test.sh", what=what, fix=fix)
 
 

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from etude.common.errors import Problem, UserError
+from etude.common.harbor.grading_repairs import keep_module_path
 from etude.common.pinned_images import PinnedImage
 from etude.envserver.storage.trees import File
 from etude.envserver.tasks.formats import git_mirror, toml
@@ -222,7 +223,7 @@ def grading_files(
         "fail_to_pass": fail_to_pass,
         "pass_to_pass": pass_to_pass,
         "deleted": changes.deleted,
-        "command": command,
+        "command": keep_module_path(command),
         "log": log_form,
     }
     found = {f"tests/files/{path}": file for path, file in changes.written.items()}
