@@ -1,7 +1,7 @@
 """The rights of the operator's account against what it does, by the API server's own log.
 
 Every pod that comes of the chart and of our objects stands before a namespace that enforces
-restricted Pod Security.
+restricted Pod Security, hosts with VMs before one that admits privileged pods.
 """
 
 import json
@@ -119,7 +119,7 @@ def test_every_pod_of_the_chart_and_of_our_objects_is_admitted_where_restricted_
     api: Api,
 ) -> None:
     home = f"walls-{uuid.uuid4().hex[:8]}"
-    walls.restricted(api, home)
+    walls.make_namespace(api, home, "restricted")
     charts = {
         json.dumps(template): manifest
         for render in renders()
@@ -133,9 +133,13 @@ def test_every_pod_of_the_chart_and_of_our_objects_is_admitted_where_restricted_
         if isinstance(each, dict) and each.get("apiVersion") == "etude.dev/v1alpha1"
     ]
     children = produced.made([*examples, *produced.bodies(seed=0)])
-    asked = [*charts.values(), *children]
-    walls.provide(api, home, asked)
-    refusals = list(walls.refusals(api, home, asked))
+    hosts = [each for each in charts.values() if each["kind"] == "DaemonSet"]
+    asked = [each for each in (*charts.values(), *children) if each["kind"] != "DaemonSet"]
+    walls.make_namespace(api, f"{home}-hosts", "privileged")
+    refusals = list[str]()
+    for space, manifests in ((home, asked), (f"{home}-hosts", hosts)):
+        walls.provide(api, space, manifests)
+        refusals += walls.refusals(api, space, manifests)
     figures.record(
         "faults",
         pods_admitted=len(asked) - len(refusals),
@@ -144,11 +148,12 @@ def test_every_pod_of_the_chart_and_of_our_objects_is_admitted_where_restricted_
     )
     assert refusals == []
     assert len(children) > 20
+    assert {each["metadata"]["namespace"] for each in hosts} == {"vms", "other"}
 
 
 def test_a_pod_that_is_not_restricted_is_found(api: Api) -> None:
     home = f"walls-{uuid.uuid4().hex[:8]}"
-    walls.restricted(api, home)
+    walls.make_namespace(api, home, "restricted")
     pod = {"kind": "Pod", "metadata": {"name": "a"}}
     weak = pod | {"spec": {"containers": [{"name": "a", "image": "a"}]}}
     walls.provide(api, home, [weak])

@@ -1,4 +1,4 @@
-"""Pods before Pod Security: every pod that something becomes, asked of a restricted namespace."""
+"""Pods before Pod Security: every pod that something becomes, asked of a namespace that enforces a standard."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -70,8 +70,8 @@ def refusals(api: Api, namespace: str, manifests: Iterable[Manifest]) -> Iterato
 MARKS = ("labels", "annotations")
 
 
-def restricted(api: Api, namespace: str) -> None:
-    """Make a namespace that enforces the restricted Pod Security standard."""
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    body = {"metadata": {"name": namespace, "labels": labels}}
+def make_namespace(api: Api, name: str, level: str) -> None:
+    """Make a namespace that enforces a level of the Pod Security standards."""
+    labels = {"pod-security.kubernetes.io/enforce": level}
+    body = {"metadata": {"name": name, "labels": labels}}
     assert api.call("POST", "/api/v1/namespaces", json.dumps(body)).is_good
