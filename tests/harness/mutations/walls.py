@@ -1,4 +1,4 @@
-"""Pods before Pod Security: every pod that something becomes, asked of a namespace that enforces a standard."""
+"""Pods before Pod Security: each is asked of a namespace that enforces a level of it."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
