@@ -212,7 +212,7 @@ class ReleaseLeasesResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "endpoint", "driver", "isolation", "slots", "held", "draining", "levels", "free_memory_bytes", "queue_ms", "snapshots", "begun", "generation", "base_generation", "ended_lease_ids", "images", "unavailable", "pool_revision", "pulled_images", "moved_to")
+    __slots__ = ("node_id", "endpoint", "driver", "isolation", "slots", "held", "draining", "levels", "free_memory_bytes", "queue_ms", "snapshots", "begun", "generation", "base_generation", "ended_lease_ids", "images", "unavailable", "pool_revision", "pulled_images", "moved_to", "can_preempt")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     DRIVER_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +233,7 @@ class HeartbeatRequest(_message.Message):
     POOL_REVISION_FIELD_NUMBER: _ClassVar[int]
     PULLED_IMAGES_FIELD_NUMBER: _ClassVar[int]
     MOVED_TO_FIELD_NUMBER: _ClassVar[int]
+    CAN_PREEMPT_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     endpoint: str
     driver: str
@@ -253,7 +254,8 @@ class HeartbeatRequest(_message.Message):
     pool_revision: str
     pulled_images: _containers.RepeatedScalarFieldContainer[str]
     moved_to: str
-    def __init__(self, node_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., slots: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., draining: _Optional[bool] = ..., levels: _Optional[_Iterable[_Union[TemplateLevel, _Mapping]]] = ..., free_memory_bytes: _Optional[int] = ..., queue_ms: _Optional[int] = ..., snapshots: _Optional[_Iterable[_Union[HeldSnapshot, _Mapping]]] = ..., begun: _Optional[_Iterable[_Union[Beginning, _Mapping]]] = ..., generation: _Optional[int] = ..., base_generation: _Optional[int] = ..., ended_lease_ids: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., unavailable: _Optional[str] = ..., pool_revision: _Optional[str] = ..., pulled_images: _Optional[_Iterable[str]] = ..., moved_to: _Optional[str] = ...) -> None: ...
+    can_preempt: bool
+    def __init__(self, node_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., slots: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., draining: _Optional[bool] = ..., levels: _Optional[_Iterable[_Union[TemplateLevel, _Mapping]]] = ..., free_memory_bytes: _Optional[int] = ..., queue_ms: _Optional[int] = ..., snapshots: _Optional[_Iterable[_Union[HeldSnapshot, _Mapping]]] = ..., begun: _Optional[_Iterable[_Union[Beginning, _Mapping]]] = ..., generation: _Optional[int] = ..., base_generation: _Optional[int] = ..., ended_lease_ids: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., unavailable: _Optional[str] = ..., pool_revision: _Optional[str] = ..., pulled_images: _Optional[_Iterable[str]] = ..., moved_to: _Optional[str] = ..., can_preempt: _Optional[bool] = ...) -> None: ...
 
 class BrokerShard(_message.Message):
     __slots__ = ("name", "target")
@@ -314,20 +316,22 @@ class WarmTarget(_message.Message):
     def __init__(self, template: _Optional[str] = ..., paused_clones: _Optional[int] = ..., shells: _Optional[int] = ...) -> None: ...
 
 class HeldLease(_message.Message):
-    __slots__ = ("lease", "idempotency_key", "index", "run_id", "request_digest", "lease_class")
+    __slots__ = ("lease", "idempotency_key", "index", "run_id", "request_digest", "lease_class", "preempted")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
     LEASE_CLASS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     lease: Lease
     idempotency_key: str
     index: int
     run_id: str
     request_digest: str
     lease_class: LeaseClass
-    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., idempotency_key: _Optional[str] = ..., index: _Optional[int] = ..., run_id: _Optional[str] = ..., request_digest: _Optional[str] = ..., lease_class: _Optional[_Union[LeaseClass, str]] = ...) -> None: ...
+    preempted: bool
+    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., idempotency_key: _Optional[str] = ..., index: _Optional[int] = ..., run_id: _Optional[str] = ..., request_digest: _Optional[str] = ..., lease_class: _Optional[_Union[LeaseClass, str]] = ..., preempted: _Optional[bool] = ...) -> None: ...
 
 class LeaseExpiry(_message.Message):
     __slots__ = ("lease_id", "expires_unix_ms")
@@ -456,6 +460,32 @@ class CloseEnvironmentsRequest(_message.Message):
 class CloseEnvironmentsResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class PreemptEnvironmentsRequest(_message.Message):
+    __slots__ = ("lease_ids", "count")
+    LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    lease_ids: _containers.RepeatedScalarFieldContainer[str]
+    count: int
+    def __init__(self, lease_ids: _Optional[_Iterable[str]] = ..., count: _Optional[int] = ...) -> None: ...
+
+class PreemptEnvironmentsResponse(_message.Message):
+    __slots__ = ("lease_ids",)
+    LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    lease_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ResumePreemptedRequest(_message.Message):
+    __slots__ = ("lease_ids",)
+    LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    lease_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ResumePreemptedResponse(_message.Message):
+    __slots__ = ("lease_ids",)
+    LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    lease_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ToolCall(_message.Message):
     __slots__ = ("call_id", "name", "arguments_json")
@@ -617,7 +647,7 @@ class WatchPoolRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchPoolResponse(_message.Message):
-    __slots__ = ("sequence", "nodes", "slots", "leased", "waiting", "granted_total", "expired_total", "driver", "isolation", "acquire_p50_ms", "acquire_p99_ms", "opening", "ready", "planned", "warm_percent", "start_p50_ms", "start_p95_ms", "lease_p50_seconds", "lease_p95_seconds", "told_unix_ms", "members", "held", "plans", "lease_seconds", "first_starts", "leased_by_run", "problems", "pool_revision")
+    __slots__ = ("sequence", "nodes", "slots", "leased", "waiting", "granted_total", "expired_total", "driver", "isolation", "acquire_p50_ms", "acquire_p99_ms", "opening", "ready", "planned", "warm_percent", "start_p50_ms", "start_p95_ms", "lease_p50_seconds", "lease_p95_seconds", "told_unix_ms", "members", "held", "plans", "lease_seconds", "first_starts", "leased_by_run", "problems", "pool_revision", "preempted", "unpreemptible_nodes")
     class LeasedByRunEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -653,6 +683,8 @@ class WatchPoolResponse(_message.Message):
     LEASED_BY_RUN_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     POOL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    UNPREEMPTIBLE_NODES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     nodes: int
     slots: int
@@ -681,7 +713,9 @@ class WatchPoolResponse(_message.Message):
     leased_by_run: _containers.ScalarMap[str, int]
     problems: _containers.RepeatedCompositeFieldContainer[NodeProblem]
     pool_revision: str
-    def __init__(self, sequence: _Optional[int] = ..., nodes: _Optional[int] = ..., slots: _Optional[int] = ..., leased: _Optional[int] = ..., waiting: _Optional[int] = ..., granted_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., acquire_p50_ms: _Optional[int] = ..., acquire_p99_ms: _Optional[int] = ..., opening: _Optional[int] = ..., ready: _Optional[int] = ..., planned: _Optional[int] = ..., warm_percent: _Optional[int] = ..., start_p50_ms: _Optional[int] = ..., start_p95_ms: _Optional[int] = ..., lease_p50_seconds: _Optional[int] = ..., lease_p95_seconds: _Optional[int] = ..., told_unix_ms: _Optional[int] = ..., members: _Optional[_Iterable[_Union[NodeFigures, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[HeldFigures, _Mapping]]] = ..., plans: _Optional[_Iterable[_Union[PlanFigures, _Mapping]]] = ..., lease_seconds: _Optional[_Iterable[_Union[_plan_pb2.LeaseQuantile, _Mapping]]] = ..., first_starts: _Optional[_Iterable[_Union[FirstStarts, _Mapping]]] = ..., leased_by_run: _Optional[_Mapping[str, int]] = ..., problems: _Optional[_Iterable[_Union[NodeProblem, _Mapping]]] = ..., pool_revision: _Optional[str] = ...) -> None: ...
+    preempted: int
+    unpreemptible_nodes: int
+    def __init__(self, sequence: _Optional[int] = ..., nodes: _Optional[int] = ..., slots: _Optional[int] = ..., leased: _Optional[int] = ..., waiting: _Optional[int] = ..., granted_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., acquire_p50_ms: _Optional[int] = ..., acquire_p99_ms: _Optional[int] = ..., opening: _Optional[int] = ..., ready: _Optional[int] = ..., planned: _Optional[int] = ..., warm_percent: _Optional[int] = ..., start_p50_ms: _Optional[int] = ..., start_p95_ms: _Optional[int] = ..., lease_p50_seconds: _Optional[int] = ..., lease_p95_seconds: _Optional[int] = ..., told_unix_ms: _Optional[int] = ..., members: _Optional[_Iterable[_Union[NodeFigures, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[HeldFigures, _Mapping]]] = ..., plans: _Optional[_Iterable[_Union[PlanFigures, _Mapping]]] = ..., lease_seconds: _Optional[_Iterable[_Union[_plan_pb2.LeaseQuantile, _Mapping]]] = ..., first_starts: _Optional[_Iterable[_Union[FirstStarts, _Mapping]]] = ..., leased_by_run: _Optional[_Mapping[str, int]] = ..., problems: _Optional[_Iterable[_Union[NodeProblem, _Mapping]]] = ..., pool_revision: _Optional[str] = ..., preempted: _Optional[int] = ..., unpreemptible_nodes: _Optional[int] = ...) -> None: ...
 
 class NodeProblem(_message.Message):
     __slots__ = ("node_id", "message")

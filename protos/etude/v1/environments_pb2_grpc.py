@@ -429,6 +429,16 @@ class EnvNodeServiceStub:
                 request_serializer=etude_dot_v1_dot_environments__pb2.CloseEnvironmentsRequest.SerializeToString,
                 response_deserializer=etude_dot_v1_dot_environments__pb2.CloseEnvironmentsResponse.FromString,
                 _registered_method=True)
+        self.PreemptEnvironments = channel.unary_unary(
+                '/etude.v1.EnvNodeService/PreemptEnvironments',
+                request_serializer=etude_dot_v1_dot_environments__pb2.PreemptEnvironmentsRequest.SerializeToString,
+                response_deserializer=etude_dot_v1_dot_environments__pb2.PreemptEnvironmentsResponse.FromString,
+                _registered_method=True)
+        self.ResumePreempted = channel.unary_unary(
+                '/etude.v1.EnvNodeService/ResumePreempted',
+                request_serializer=etude_dot_v1_dot_environments__pb2.ResumePreemptedRequest.SerializeToString,
+                response_deserializer=etude_dot_v1_dot_environments__pb2.ResumePreemptedResponse.FromString,
+                _registered_method=True)
         self.RunTurn = channel.unary_unary(
                 '/etude.v1.EnvNodeService/RunTurn',
                 request_serializer=etude_dot_v1_dot_environments__pb2.RunTurnRequest.SerializeToString,
@@ -459,6 +469,20 @@ class EnvNodeServiceServicer:
 
     def CloseEnvironments(self, request, context):
         """CloseEnvironments is the broker's call after leases ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PreemptEnvironments(self, request, context):
+        """PreemptEnvironments is the broker's call when a class of leases waits below its floor.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumePreempted(self, request, context):
+        """ResumePreempted is the broker's call once there are slots again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -497,6 +521,16 @@ def add_EnvNodeServiceServicer_to_server(servicer, server):
                     servicer.CloseEnvironments,
                     request_deserializer=etude_dot_v1_dot_environments__pb2.CloseEnvironmentsRequest.FromString,
                     response_serializer=etude_dot_v1_dot_environments__pb2.CloseEnvironmentsResponse.SerializeToString,
+            ),
+            'PreemptEnvironments': grpc.unary_unary_rpc_method_handler(
+                    servicer.PreemptEnvironments,
+                    request_deserializer=etude_dot_v1_dot_environments__pb2.PreemptEnvironmentsRequest.FromString,
+                    response_serializer=etude_dot_v1_dot_environments__pb2.PreemptEnvironmentsResponse.SerializeToString,
+            ),
+            'ResumePreempted': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumePreempted,
+                    request_deserializer=etude_dot_v1_dot_environments__pb2.ResumePreemptedRequest.FromString,
+                    response_serializer=etude_dot_v1_dot_environments__pb2.ResumePreemptedResponse.SerializeToString,
             ),
             'RunTurn': grpc.unary_unary_rpc_method_handler(
                     servicer.RunTurn,
@@ -569,6 +603,60 @@ class EnvNodeService:
             '/etude.v1.EnvNodeService/CloseEnvironments',
             etude_dot_v1_dot_environments__pb2.CloseEnvironmentsRequest.SerializeToString,
             etude_dot_v1_dot_environments__pb2.CloseEnvironmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PreemptEnvironments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etude.v1.EnvNodeService/PreemptEnvironments',
+            etude_dot_v1_dot_environments__pb2.PreemptEnvironmentsRequest.SerializeToString,
+            etude_dot_v1_dot_environments__pb2.PreemptEnvironmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumePreempted(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etude.v1.EnvNodeService/ResumePreempted',
+            etude_dot_v1_dot_environments__pb2.ResumePreemptedRequest.SerializeToString,
+            etude_dot_v1_dot_environments__pb2.ResumePreemptedResponse.FromString,
             options,
             channel_credentials,
             insecure,

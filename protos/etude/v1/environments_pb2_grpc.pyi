@@ -152,6 +152,10 @@ class EnvNodeServiceStub:
     """OpenEnvironments is the broker's call after it granted leases."""
     CloseEnvironments: _grpc.UnaryUnaryMultiCallable[_environments_pb2.CloseEnvironmentsRequest, _environments_pb2.CloseEnvironmentsResponse]
     """CloseEnvironments is the broker's call after leases ended."""
+    PreemptEnvironments: _grpc.UnaryUnaryMultiCallable[_environments_pb2.PreemptEnvironmentsRequest, _environments_pb2.PreemptEnvironmentsResponse]
+    """PreemptEnvironments is the broker's call when a class of leases waits below its floor."""
+    ResumePreempted: _grpc.UnaryUnaryMultiCallable[_environments_pb2.ResumePreemptedRequest, _environments_pb2.ResumePreemptedResponse]
+    """ResumePreempted is the broker's call once there are slots again."""
     RunTurn: _grpc.UnaryUnaryMultiCallable[_environments_pb2.RunTurnRequest, _environments_pb2.RunTurnResponse]
     """RunTurn executes the calls of one turn; the agent token is enough."""
     Diff: _grpc.UnaryStreamMultiCallable[_environments_pb2.DiffRequest, _environments_pb2.DiffResponse]
@@ -168,6 +172,10 @@ class EnvNodeServiceAsyncStub(EnvNodeServiceStub):
     """OpenEnvironments is the broker's call after it granted leases."""
     CloseEnvironments: _aio.UnaryUnaryMultiCallable[_environments_pb2.CloseEnvironmentsRequest, _environments_pb2.CloseEnvironmentsResponse]  # type: ignore[assignment]
     """CloseEnvironments is the broker's call after leases ended."""
+    PreemptEnvironments: _aio.UnaryUnaryMultiCallable[_environments_pb2.PreemptEnvironmentsRequest, _environments_pb2.PreemptEnvironmentsResponse]  # type: ignore[assignment]
+    """PreemptEnvironments is the broker's call when a class of leases waits below its floor."""
+    ResumePreempted: _aio.UnaryUnaryMultiCallable[_environments_pb2.ResumePreemptedRequest, _environments_pb2.ResumePreemptedResponse]  # type: ignore[assignment]
+    """ResumePreempted is the broker's call once there are slots again."""
     RunTurn: _aio.UnaryUnaryMultiCallable[_environments_pb2.RunTurnRequest, _environments_pb2.RunTurnResponse]  # type: ignore[assignment]
     """RunTurn executes the calls of one turn; the agent token is enough."""
     Diff: _aio.UnaryStreamMultiCallable[_environments_pb2.DiffRequest, _environments_pb2.DiffResponse]  # type: ignore[assignment]
@@ -193,6 +201,22 @@ class EnvNodeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_environments_pb2.CloseEnvironmentsResponse, _abc.Awaitable[_environments_pb2.CloseEnvironmentsResponse]]:
         """CloseEnvironments is the broker's call after leases ended."""
+
+    @_abc_1.abstractmethod
+    def PreemptEnvironments(
+        self,
+        request: _environments_pb2.PreemptEnvironmentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_environments_pb2.PreemptEnvironmentsResponse, _abc.Awaitable[_environments_pb2.PreemptEnvironmentsResponse]]:
+        """PreemptEnvironments is the broker's call when a class of leases waits below its floor."""
+
+    @_abc_1.abstractmethod
+    def ResumePreempted(
+        self,
+        request: _environments_pb2.ResumePreemptedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_environments_pb2.ResumePreemptedResponse, _abc.Awaitable[_environments_pb2.ResumePreemptedResponse]]:
+        """ResumePreempted is the broker's call once there are slots again."""
 
     @_abc_1.abstractmethod
     def RunTurn(
