@@ -74,6 +74,14 @@ class LeanNodes(HostClient):
         for lease_id in lease_ids:
             self.held[endpoint].pop(lease_id, None)
 
+    @override
+    async def preempt(self, endpoint: str, lease_ids: Sequence[str], count: int) -> Sequence[str]:
+        return ()
+
+    @override
+    async def resume(self, endpoint: str, lease_ids: Sequence[str]) -> Sequence[str]:
+        return ()
+
     def beat(self, endpoint: str) -> environments_pb2.HeartbeatRequest:
         told = environments_pb2.HeartbeatRequest(
             node_id=endpoint,

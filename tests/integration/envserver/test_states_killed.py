@@ -18,6 +18,7 @@ import pytest
 
 from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host.host import Host
+from etude.envserver.host.leases.preemption import PreemptedError
 from etude.envserver.host.workspace_sources import WorkspaceSources
 from etude.v1 import environments_pb2
 
@@ -30,12 +31,15 @@ WATCHED = (
 SAMPLED = (
     *("envserver/storage/copies.py", "envserver/storage/folders.py"),
     *("envserver/host/environment.py", "envserver/host/host.py"),
+    "envserver/host/preemptions.py",
 )
 """Every seventh line of these: a prime, so that loops are met in all of their places."""
 STEP = 7
 APART = 13
 """One line of so many is enough for a change; all of them are among the long tests."""
 DONE, KILLED = 0, 9
+
+Work = Callable[[Host, Path], Awaitable[None]]
 
 FIX = {"path": "core.py", "old_string": "a - b", "new_string": "a + b"}
 SPOIL = {"path": "core.py", "old_string": "a + b", "new_string": "a * b"}
@@ -68,7 +72,11 @@ def order(scratch: Path, name: str, snapshot_id: str = "") -> Any:
     )
 
 
-async def spoilt(scratch: Path, *, paused: bool) -> None:
+async def nothing(node: Host, scratch: Path) -> None:
+    """The lease runs."""
+
+
+async def spoilt(scratch: Path, prepare: Work) -> None:
     """A lease with a snapshot of its repaired file, which it has spoilt since."""
     node = node_on(scratch)
     await node.take_over()
@@ -77,8 +85,7 @@ async def spoilt(scratch: Path, *, paused: bool) -> None:
     await environment.run_turn([call("1", FIX)])
     await node.states.snapshot(environment, "s0", with_memory=False)
     await environment.run_turn([call("2", SPOIL)])
-    if paused:
-        await node.states.pause(environment)
+    await prepare(node, scratch)
 
 
 async def core(node: Host, name: str) -> bytes:
@@ -109,6 +116,19 @@ async def pause(node: Host, scratch: Path) -> None:
 
 async def resume(node: Host, scratch: Path) -> None:
     await node.resume("a", "control", ttl_s=60)
+
+
+async def preempt(node: Host, scratch: Path) -> None:
+    assert await node.preemptions.preempt(["a"], 1) == ["a"]
+
+
+async def let_go_on(node: Host, scratch: Path) -> None:
+    assert await node.preemptions.resume(["a"]) == ["a"]
+
+
+async def pause_and_preempt(node: Host, scratch: Path) -> None:
+    await pause(node, scratch)
+    await preempt(node, scratch)
 
 
 async def check_taken(node: Host, *, acknowledged: bool) -> None:
@@ -162,11 +182,31 @@ async def check_resumed(node: Host, *, acknowledged: bool) -> None:
     await check_paused(node, acknowledged=False)
 
 
+async def check_preempted(node: Host, *, acknowledged: bool) -> None:
+    environment = node.find("a")
+    if acknowledged:
+        assert environment.record.held.preempted
+    if environment.record.held.preempted:
+        with pytest.raises(PreemptedError):
+            await environment.diff()
+    assert await node.preemptions.resume(["a"]) == ["a"]
+    assert await core(node, "a") == b"a * b"
+
+
+async def check_goes_on(node: Host, *, acknowledged: bool) -> None:
+    if acknowledged:
+        assert not node.find("a").record.held.preempted
+    await check_preempted(node, acknowledged=False)
+
+
+async def check_still_paused(node: Host, *, acknowledged: bool) -> None:
+    assert await node.preemptions.resume(["a"]) == ["a"]
+    assert node.find("a").is_paused
+    await check_paused(node, acknowledged=True)
+
+
 def names(node: Host) -> list[str]:
     return sorted(each.snapshot_id for each in node.states.snapshots.held_snapshots())
-
-
-Work = Callable[[Host, Path], Awaitable[None]]
 
 
 def killed_before(line: int, work: Work, scratch: Path) -> int:
@@ -219,29 +259,35 @@ async def succeed(scratch: Path, check: Callable[..., Awaitable[None]]) -> None:
     "apart", [APART, pytest.param(1, marks=pytest.mark.long)], ids=["some", "all"]
 )
 @pytest.mark.parametrize(
-    ("work", "check", "paused"),
+    ("work", "check", "prepare"),
     [
-        (take, check_taken, False),
-        (put_back, check_put_back, False),
-        (fork, check_forked, False),
-        (drop, check_dropped, False),
-        (pause, check_paused, False),
-        (resume, check_resumed, True),
+        (take, check_taken, nothing),
+        (put_back, check_put_back, nothing),
+        (fork, check_forked, nothing),
+        (drop, check_dropped, nothing),
+        (pause, check_paused, nothing),
+        (resume, check_resumed, pause),
+        (preempt, check_preempted, nothing),
+        (let_go_on, check_goes_on, preempt),
+        (preempt, check_still_paused, pause),
+        (let_go_on, check_still_paused, pause_and_preempt),
     ],
-    ids=["snapshot", "rollback", "fork", "drop", "pause", "resume"],
+    ids=[
+        *("snapshot", "rollback", "fork", "drop", "pause", "resume"),
+        *("preempt", "go on", "preempt paused", "go on paused"),
+    ],
 )
 def test_whatever_line_a_host_dies_at_its_successor_finds_one_state_or_the_other(
     tmp_path: Path,
     work: Work,
     check: Callable[..., Awaitable[None]],
-    *,
-    paused: bool,
+    prepare: Work,
     apart: int,
 ) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "core.py").write_text("def add(a, b):\n    return a - b\n")
     before = tmp_path / "before"
-    asyncio.run(spoilt(before, paused=paused))
+    asyncio.run(spoilt(before, prepare))
     line, code = 0, -KILLED
     while code == -KILLED:
         # Leases say where their sources are, not where they are themselves.

@@ -27,6 +27,7 @@ class Processes:
         }
         self.pool_file = folder / "pool.json"
         self.network: Mapping[str, object] = {"egress": "None"}
+        self.lease: Mapping[str, object] = {}
         self.write_pool("Process", "Trusted")
 
     def add_node(self, name: str) -> str:
@@ -41,6 +42,7 @@ class Processes:
             "isolation": {"minimum": minimum, "driver": driver},
             "slotsPerReplica": 4,
             "network": self.network,
+            "lease": self.lease,
         }
         self.pool_file.write_text(json.dumps({"name": "demo-repos", "uid": "u", "spec": spec}))
 

@@ -224,6 +224,27 @@ class Node(environments_pb2_grpc.EnvNodeServiceServicer):
         return environments_pb2.CloseEnvironmentsResponse()
 
     @override
+    async def PreemptEnvironments(
+        self,
+        request: environments_pb2.PreemptEnvironmentsRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.PreemptEnvironmentsRequest,
+            environments_pb2.PreemptEnvironmentsResponse,
+        ],
+    ) -> environments_pb2.PreemptEnvironmentsResponse:
+        return environments_pb2.PreemptEnvironmentsResponse()
+
+    @override
+    async def ResumePreempted(
+        self,
+        request: environments_pb2.ResumePreemptedRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.ResumePreemptedRequest, environments_pb2.ResumePreemptedResponse
+        ],
+    ) -> environments_pb2.ResumePreemptedResponse:
+        return environments_pb2.ResumePreemptedResponse()
+
+    @override
     async def Grade(
         self,
         request_iterator: AsyncIterator[environments_pb2.GradeRequest],

@@ -104,8 +104,9 @@ def _host_counts(observed: ObservedPool, size: PoolSize) -> dict[str, int]:
 def _reported(newest: environments_pb2.WatchPoolResponse) -> dict[str, object]:
     return {
         "slots": Slots(
-            idle=max(0, newest.slots - newest.leased - newest.opening),
+            idle=max(0, newest.slots - newest.leased + newest.preempted - newest.opening),
             leased=newest.leased,
+            preempted=newest.preempted,
             opening=newest.opening,
             queued=newest.waiting,
         ),
@@ -134,8 +135,17 @@ def _available(
         message = "the broker is not ready" if count == 1 else f"{up} of {count} brokers are ready"
         return false_condition("Available", Reason.BROKER_NOT_READY, message)
     if any(is_true(host, "Ready") for host in staying_hosts(observed.hosts)):
-        return true_condition("Available", Reason.NODES_READY)
+        return true_condition("Available", Reason.NODES_READY, _floors_message(pool, observed))
     return _no_host_ready(pool, observed, size)
+
+
+def _floors_message(pool: EnvPool, observed: ObservedPool) -> str:
+    """Sentence for a pool with floors that are filled only as leases end."""
+    newest = observed.report.newest
+    count = 0 if newest is None else newest.unpreemptible_nodes
+    if not count or not any(each.floor_slots for each in pool.spec.lease.classes):
+        return ""
+    return f"floors are filled as leases end on {count} hosts: their driver pauses nothing"
 
 
 def _no_host_ready(pool: EnvPool, observed: ObservedPool, size: PoolSize) -> ConditionFact:

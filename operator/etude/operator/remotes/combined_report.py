@@ -41,6 +41,8 @@ def combine_reports(reports: Sequence[Report]) -> Report | None:
         lease_p95_seconds=max(report.lease_p95_seconds for report in reports),
         first_starts=_first_starts(reports),
         leased_by_run=_leases_by_run(reports),
+        preempted=sum(report.preempted for report in reports),
+        unpreemptible_nodes=sum(report.unpreemptible_nodes for report in reports),
     )
 
 

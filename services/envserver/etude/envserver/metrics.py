@@ -41,6 +41,11 @@ snapshot_seconds = Histogram(
     "Time that an environment ran no turn while it was saved.",
     buckets=_SECONDS,
 )
+preemptions = Counter(
+    "etude_env_preemptions",
+    "Environments paused for leases of another class, and resumed.",
+    ["step"],
+)
 suspensions = Counter("etude_env_rests", "VMs suspended and resumed between calls.", ["step"])
 setup_seconds = Histogram(
     "etude_env_setup_seconds", "Time of the set-up of a task in an environment.", buckets=_SECONDS
@@ -64,6 +69,9 @@ acquire_seconds = Histogram(
     "etude_env_acquire_seconds", "Time from request to lease.", buckets=_SECONDS
 )
 leases = Gauge("etude_env_leases", "Leases granted and not ended.")
+preempted = Gauge(
+    "etude_env_preempted_leases", "Leases paused for those of another class: they take no slot."
+)
 granted = Counter("etude_env_granted", "Leases granted, by how the environment started.", ["start"])
 opening = Gauge("etude_env_opening", "Environments that were ordered and have not started yet.")
 planned = Gauge(

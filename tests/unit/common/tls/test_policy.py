@@ -83,6 +83,8 @@ def test_every_service_of_the_wire_is_on_the_list() -> None:
         ("/etude.v1.EnvNodeService/RunTurn", {"trainer", "rewards", "edge"}),
         ("/etude.v1.EnvNodeService/OpenEnvironments", {"broker"}),
         ("/etude.v1.EnvNodeService/CloseEnvironments", {"broker"}),
+        ("/etude.v1.EnvNodeService/PreemptEnvironments", {"broker"}),
+        ("/etude.v1.EnvNodeService/ResumePreempted", {"broker"}),
     ],
 )
 def test_a_method_is_for_the_roles_that_need_it(method: str, roles: set[str]) -> None:

@@ -107,7 +107,7 @@ async def test_a_launch_of_a_class_below_its_floor_comes_first_in_a_full_pool() 
 
     assert done == {first}
     later.cancel()
-    assert broker.ledger.by_class[environments_pb2.LEASE_CLASS_SERVING] == 1
+    assert broker.ledger.slots.by_class[environments_pb2.LEASE_CLASS_SERVING] == 1
 
 
 def test_each_class_of_a_pool_has_a_number_on_the_wire() -> None:

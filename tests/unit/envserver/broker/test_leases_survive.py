@@ -9,9 +9,11 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.support.environments.brokers import pool, request
+from tests.support.environments.brokers import request
 from typing_extensions import override
 
+from etude.common.api.pool.lease_classes import LeaseClass, LeaseClassName
+from etude.common.api.pool.spec import EnvPoolSpec, LeasePolicy, Template
 from etude.envserver.broker.broker import REBUILD_S, Broker
 from etude.envserver.broker.host_client import MemoryHostClient
 from etude.envserver.broker.lease_ledger import LOST_AFTER_S, SETTLE_S
@@ -19,6 +21,8 @@ from etude.v1 import environments_pb2
 
 NODES = ("n1", "n2", "n3")
 SLOTS = 4
+FLOOR = LeaseClass(name=LeaseClassName.SERVING, floor_slots=5)
+SPEC = EnvPoolSpec(templates=(Template(name="python"),), lease=LeasePolicy(classes=(FLOOR,)))
 keys = st.sampled_from("abcd")
 nodes = st.sampled_from(NODES)
 
@@ -59,7 +63,7 @@ class Pool(RuleBasedStateMachine):
         self.broker.heartbeat(beat)
 
     def started(self) -> Broker:
-        return Broker(pool(), self.nodes, started_s=-REBUILD_S)
+        return Broker(SPEC, self.nodes, started_s=-REBUILD_S)
 
     def do(self, work: Coroutine[Any, Any, Any]) -> None:
         self.loop.run_until_complete(work)
@@ -94,6 +98,8 @@ class Pool(RuleBasedStateMachine):
     def launch(self, key: str, count: int, group: str) -> None:
         """A client asks, perhaps once more."""
         new = request(key, count, run_id=f"run-{key in 'ab'}", group_id=group)
+        if key in "cd":
+            new.lease_class = environments_pb2.LEASE_CLASS_SERVING
         asked = self.asked.setdefault(key, new)
         self.end_clients(lambda task: task.done())
         if any(task.get_name() == key for task in self.clients):
@@ -154,6 +160,21 @@ class Pool(RuleBasedStateMachine):
             node.seen_s -= 2 * LOST_AFTER_S
             self.do(self.broker.tick())
 
+    @rule(name=nodes, index=st.integers(0, SLOTS))
+    def take_turns(self, name: str, index: int) -> None:
+        """One environment of a node is in a turn, and is not paused."""
+        self.nodes.busy = set(sorted(self.nodes.held.get(name, {}))[index : index + 1])
+
+    @rule(late_s=st.sampled_from([0.0, 10.0]))
+    def preempt(self, late_s: float) -> None:
+        """What waits long enough below its floor gets the slots of others."""
+
+        async def work() -> None:
+            self.broker.preemptor.preempt(now_s=time.monotonic() + late_s)
+            await self.settle()
+
+        self.do(work())
+
     @rule()
     def crash(self) -> None:
         """The streams break; the next broker hears every node that works before it grants."""
@@ -192,7 +213,24 @@ class Pool(RuleBasedStateMachine):
 
     @invariant()
     def no_node_holds_more_than_its_slots(self) -> None:
-        assert all(len(held) <= SLOTS for held in self.nodes.held.values())
+        for held in self.nodes.held.values():
+            assert sum(not each.preempted for each in held.values()) <= SLOTS
+
+    @invariant()
+    def no_rollout_waits_while_its_node_has_room(self) -> None:
+        self.beat()
+        for node in self.broker.ledger.hosts:
+            if node.node_id not in self.nodes.failing and node.is_open:
+                assert not (node.preempted and node.free), "a preempted lease is not resumed"
+
+    @invariant()
+    def whoever_has_a_slot_is_known(self) -> None:
+        slots = self.broker.ledger.slots
+        leases = self.broker.ledger.leases.values()
+        preempted = {each.lease.lease_id for each in leases if each.held.preempted}
+        assert preempted == {each for node in self.broker.ledger.hosts for each in node.preempted}
+        assert slots.num_preempted == len(preempted)
+        assert slots.by_class.total() == len(leases) - len(preempted)
 
     @invariant()
     def counts_of_runs_and_nodes_are_those_of_the_leases(self) -> None:

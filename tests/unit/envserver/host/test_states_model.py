@@ -19,6 +19,7 @@ from typing_extensions import override
 from etude.common.errors import ReusedIdError, UnknownIdError, WrongStateError
 from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host.host import Host
+from etude.envserver.host.leases.preemption import PreemptedError
 from etude.envserver.host.workspace_sources import WorkspaceSources
 from etude.v1 import environments_pb2
 
@@ -39,6 +40,7 @@ class Model:
     results: dict[str, tuple[str, str]] = field(default_factory=dict)
     """What each call wrote, by its id."""
     is_paused: bool = False
+    is_preempted: bool = False
 
 
 class NodeStates(RuleBasedStateMachine):
@@ -68,12 +70,15 @@ class NodeStates(RuleBasedStateMachine):
         known = model.results.get(str(number))
         try:
             (result,) = self._do(work)
+        except PreemptedError:
+            assert model.is_preempted
         except WrongStateError:
             assert model.is_paused
         except ReusedIdError:
             assert known not in {None, (path, content)}
         else:
-            assert not model.is_paused
+            assert not (model.is_paused)
+            assert not (model.is_preempted)
             assert known in {None, (path, content)}
             assert not result.is_error
             if known is None:
@@ -85,6 +90,8 @@ class NodeStates(RuleBasedStateMachine):
         owner, model = self.snapshots.get(name, (lease, None))
         try:
             self._do(self.node.states.snapshot(self.node.find(lease), name, with_memory=False))
+        except PreemptedError:
+            assert self.models[lease].is_preempted
         except WrongStateError:
             assert self.models[lease].is_paused
         except ReusedIdError:
@@ -99,6 +106,8 @@ class NodeStates(RuleBasedStateMachine):
         owner, model = self.snapshots.get(name, ("", None))
         try:
             self._do(self.node.states.rollback(self.node.find(lease), name))
+        except PreemptedError:
+            assert self.models[lease].is_preempted
         except WrongStateError:
             assert self.models[lease].is_paused
         except UnknownIdError:
@@ -137,13 +146,32 @@ class NodeStates(RuleBasedStateMachine):
 
     @rule(lease=leases)
     def pause(self, lease: str) -> None:
-        self._do(self.node.states.pause(self.node.find(lease)))
-        self.models[lease].is_paused = True
+        try:
+            self._do(self.node.states.pause(self.node.find(lease)))
+        except PreemptedError:
+            assert self.models[lease].is_preempted
+        else:
+            self.models[lease].is_paused = True
 
     @rule(lease=leases)
     def resume(self, lease: str) -> None:
-        self._do(self.node.resume(lease, "control", ttl_s=600))
-        self.models[lease].is_paused = False
+        try:
+            self._do(self.node.resume(lease, "control", ttl_s=600))
+        except PreemptedError:
+            assert self.models[lease].is_preempted
+        else:
+            self.models[lease].is_paused = False
+
+    @rule(lease=leases)
+    def preempt(self, lease: str) -> None:
+        paused = self._do(self.node.preemptions.preempt([lease], 1))
+        assert paused == ([] if self.models[lease].is_preempted else [lease])
+        self.models[lease].is_preempted = True
+
+    @rule(lease=leases)
+    def let_go_on(self, lease: str) -> None:
+        assert self._do(self.node.preemptions.resume([lease])) == [lease]
+        self.models[lease].is_preempted = False
 
     @rule()
     def restart(self) -> None:
@@ -159,7 +187,8 @@ class NodeStates(RuleBasedStateMachine):
         for lease, model in self.models.items():
             environment = self.node.find(lease)
             assert environment.results.digests().keys() == model.results.keys()
-            if not model.is_paused:
+            assert environment.record.held.preempted == model.is_preempted
+            if not (model.is_paused or model.is_preempted):
                 diff = self._do(environment.diff())
                 found = {file.path: file.content.decode() for file in diff.written}
                 assert found == model.files

@@ -126,10 +126,14 @@ async def test_the_figures_of_all_brokers_reach_the_status_until_one_is_gone(lab
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=4))
 def test_slots_are_the_sum_over_brokers_because_a_host_belongs_to_one(leased: list[int]) -> None:
-    said = [environments_pb2.WatchPoolResponse(slots=50, nodes=2, leased=own) for own in leased]
+    said = [
+        environments_pb2.WatchPoolResponse(slots=50, nodes=2, leased=own, preempted=own // 2)
+        for own in leased
+    ]
     found = combine_reports(said)
     assert found is not None
     assert (found.slots, found.leased) == (50 * len(leased), sum(leased))
+    assert found.preempted == sum(own // 2 for own in leased)
     assert found.nodes == 2 * len(leased)
 
 

@@ -114,6 +114,24 @@ async def test_the_brokers_figures_reach_the_status(pool_lab: Any) -> None:
     assert (found.driver, found.isolation, found.leases.acquire_p99_ms) == ("process", "Weak", 40)
 
 
+async def test_preempted_leases_take_no_slot_and_floors_that_nothing_is_paused_for_are_named(
+    pool_lab: Any,
+) -> None:
+    serving = {"name": "Serving", "floorSlots": 4}
+    pool_lab.cluster.upsert(body(lease={"classes": [serving]}))
+    report = environments_pb2.WatchPoolResponse(
+        sequence=1, nodes=2, slots=8, leased=9, preempted=3, unpreemptible_nodes=2
+    )
+    pool_lab.peers.pools["repos-broker-0.repos-broker:7020"].append(report)
+    await pool_lab.settle()
+    await pool_lab.advance(5)
+    found = status(pool_lab)
+    assert (found.slots.idle, found.slots.leased, found.slots.preempted) == (2, 9, 3)
+    available = next(each for each in found.conditions if each.type == "Available")
+    assert available.status == "True"
+    assert "2 hosts" in available.message
+
+
 async def test_figures_go_with_the_broker_that_gave_them(pool_lab: Any) -> None:
     report = environments_pb2.WatchPoolResponse(sequence=1, slots=128, leased=100, driver="process")
     pool_lab.peers.pools["repos-broker-0.repos-broker:7020"].append(report)

@@ -71,6 +71,8 @@ ALLOWED_CALLERS: Mapping[str, tuple[AllowedCaller, ...]] = {
     "etude.v1.EnvNodeService": _CLIENTS,
     "etude.v1.EnvNodeService/OpenEnvironments": _BROKER,
     "etude.v1.EnvNodeService/CloseEnvironments": _BROKER,
+    "etude.v1.EnvNodeService/PreemptEnvironments": _BROKER,
+    "etude.v1.EnvNodeService/ResumePreempted": _BROKER,
     "etude.v1.EnvAccessService": _CLIENTS,
     "etude.v1.EnvStateService": _CLIENTS,
 }

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -21,6 +21,7 @@ from etude.common.plans.registry import PlanRegistry
 from etude.common.pools.broker_shards import shard_label
 from etude.envserver import metrics
 from etude.envserver.broker import pool_statistics
+from etude.envserver.broker.classes.preemptor import Preemptor
 from etude.envserver.broker.classes.queues import ClassQueues, class_rules
 from etude.envserver.broker.classes.shares import ClassShares
 from etude.envserver.broker.dispatcher import Dispatcher
@@ -42,9 +43,9 @@ from etude.envserver.broker.launch_orders import (
     failure_outcome,
     success_outcome,
 )
-from etude.envserver.broker.launch_queue import WHOLE_BATCH, BatchKey, BatchPart, LaunchBatch
+from etude.envserver.broker.launch_queue import WHOLE_BATCH, BatchKey, BatchPart, LaunchBatch, Turn
 from etude.envserver.broker.lease_ledger import GrantedLease, LeaseLedger
-from etude.envserver.broker.outcome_streams import OutcomeStream, OutcomeStreams
+from etude.envserver.broker.outcome_streams import OutcomeStream, OutcomeStreams, deliver_adopted
 from etude.envserver.broker.placement import GroupPlacer, PlacementRequest
 from etude.envserver.broker.pool_statistics import PoolStatistics, StartRecords
 from etude.envserver.broker.snapshot_search import SNAPSHOT_S, find_snapshot
@@ -86,6 +87,7 @@ class Broker:
     image_targets: ImageTargets = field(init=False)
     drains: HostDrains = field(init=False)
     dispatcher: Dispatcher = field(init=False)
+    preemptor: Preemptor = field(init=False)
     statistics: PoolStatistics = field(default_factory=PoolStatistics)
     starts: StartRecords = field(init=False)
     _templates: frozenset[str] = field(init=False)
@@ -94,7 +96,7 @@ class Broker:
     def __post_init__(self) -> None:
         self._label = shard_label(self.shard)
         shares = ClassShares(class_rules(self.spec.lease.classes))
-        self.queue = ClassQueues(shares, self.ledger.by_class)
+        self.queue = ClassQueues(shares, self.ledger.slots.by_class)
         self._templates = frozenset(template.name for template in self.spec.templates)
         self.placer = GroupPlacer(self.ledger.hosts, packs=self.spec.is_sized_for_demand)
         self.drains = HostDrains(self.ledger.hosts)
@@ -107,6 +109,13 @@ class Broker:
             queue=self.queue,
             streams=self.streams,
             grant=self._grant,
+            on_capacity=self._dispatch,
+        )
+        self.preemptor = Preemptor(
+            host_client=self.host_client,
+            ledger=self.ledger,
+            queue=self.queue,
+            spawn=self.dispatcher.spawn,
             on_capacity=self._dispatch,
         )
 
@@ -261,12 +270,12 @@ class Broker:
         self.ledger.forget_old(now_s=now_s)
         self.drains.update(now_s=now_s)
         self.queue.record_use(now_s=now_s)
-        self._dispatch()
+        self._place_waiting()
         self.warm_targets.refresh(self.ledger.hosts, now_s=now_s)
         self.image_targets.refresh(now_s=now_s)
         self.statistics.lease_s.extend(self.ledger.lasted_s)
         self.ledger.lasted_s.clear()
-        pool_statistics.record_pool(len(self.queue), len(self.ledger.leases), self.ledger.hosts)
+        pool_statistics.record_pool(len(self.queue), self.ledger)
 
     @property
     def _is_rebuilt(self) -> bool:
@@ -325,7 +334,7 @@ class Broker:
         self.queue.add(batch)
         # Plans speak of the template that the run names, whatever image a task needs.
         self.warm_targets.record_launch(request, asked, num_new)
-        self._dispatch()
+        self._place_waiting()
         return stream
 
     def _load(self, run_id: str, wanted: int) -> BrokerLoad:
@@ -349,39 +358,30 @@ class Broker:
         """
         if not self._is_rebuilt:
             return
-        self._deliver_adopted()
+        deliver_adopted(self.ledger, self.streams, self.queue)
         hosts = self.ledger.hosts if changed is None else (changed,)
+        is_wanted = len(self.queue) or self.ledger.slots.num_preempted
         # A look at every host for each heartbeat of a full pool would grow with their square.
-        if not len(self.queue) or not any(host.free for host in hosts):
+        if not is_wanted or not any(host.free for host in hosts):
             return
-        orders: dict[tuple[str, BatchKey], LaunchOrder] = {}
-        for turn in self.queue.take(self.placer.offer, now_s=time.monotonic()):
-            host = self.placer.reserve(turn)
-            if host is None:
-                self.queue.settle(turn.batch, 1)
-                continue
-            key = (host.node_id, turn.batch.key)
-            order = LaunchOrder(host=host, batch=turn.batch, label=self._label)
-            orders.setdefault(key, order).turns.append(turn)
-        for order in orders.values():
-            ttl_s = self._ttl_s(order.batch.request.ttl_seconds)
-            self.dispatcher.open(order, _unix_ms() + 1000 * ttl_s)
+        now_s = time.monotonic()
+        if self.ledger.slots.num_preempted:
+            # After the floors, what was paused for them goes on first.
+            self._open(self.queue.take(self.placer.offer, now_s=now_s, for_floors=True))
+            self.preemptor.resume(hosts, now_s=now_s)
+        self._open(self.queue.take(self.placer.offer, now_s=now_s))
 
-    def _deliver_adopted(self) -> None:
-        """Deliver leases from heartbeats to the repeated requests that wait for them."""
-        adopted, self.ledger.adopted = self.ledger.adopted, []
-        for granted in adopted:
-            stream, index = self.streams.get(granted.key), granted.held.index
-            is_living = self.ledger.leases.get(granted.lease.lease_id) is granted
-            if not is_living or stream is None or not self.queue.withdraw(stream.batch, index):
-                continue
-            if granted.held.request_digest == stream.batch.digest:
-                granted.is_claimed = True
-                outcome = success_outcome(index, granted.lease)
-            else:
-                reused = "the idempotency key was another request"
-                outcome = failure_outcome(index, ReusedIdError.reason, reused)
-            self.streams.deliver(stream.batch, outcome)
+    def _place_waiting(self) -> None:
+        """Dispatch what waits, and preempt rollouts for what does not find a slot."""
+        self._dispatch()
+        if self._is_rebuilt:
+            self.preemptor.preempt(now_s=time.monotonic())
+
+    def _open(self, turns: Iterable[Turn]) -> None:
+        self.dispatcher.open(turns, self.placer, self._label, self._end_unix_ms)
+
+    def _end_unix_ms(self, batch: LaunchBatch) -> int:
+        return _unix_ms() + 1000 * self._ttl_s(batch.request.ttl_seconds)
 
     def _grant(self, order: LaunchOrder, held: environments_pb2.HeldLease, now_s: float) -> None:
         waited_s = now_s - order.batch.submitted_s

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from etude.envserver import metrics
@@ -11,9 +11,10 @@ from etude.envserver.broker.classes.queues import ClassQueues
 from etude.envserver.broker.host_client import HostCallError, HostClient
 from etude.envserver.broker.hosts import Closing, HostState
 from etude.envserver.broker.launch_orders import LaunchOrder, failure_outcome
-from etude.envserver.broker.launch_queue import Turn
+from etude.envserver.broker.launch_queue import BatchKey, LaunchBatch, Turn
 from etude.envserver.broker.lease_ledger import LeaseLedger
 from etude.envserver.broker.outcome_streams import OutcomeStreams
+from etude.envserver.broker.placement import GroupPlacer
 from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)
@@ -42,14 +43,37 @@ class Dispatcher:
     """Called when slots of a host may have become free; without one, also when an order failed."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
-    def open(self, order: LaunchOrder, expires_unix_ms: int) -> None:
-        """Order environments from a host, under new leases with this end."""
-        leases = order.new_leases(expires_unix_ms)
-        self._spawn(self._open(order, leases), f"open on {order.host.node_id}")
+    def open(
+        self,
+        turns: Iterable[Turn],
+        placer: GroupPlacer,
+        label: str,
+        end_of: Callable[[LaunchBatch], int],
+    ) -> None:
+        """Order the environments whose turn it is from the hosts that were offered.
+
+        Args:
+            turns: of the queue.
+            placer: that offered the hosts.
+            label: of the broker, in the ids of its leases.
+            end_of: end of a batch's new leases in Unix milliseconds.
+        """
+        orders: dict[tuple[str, BatchKey], LaunchOrder] = {}
+        for turn in turns:
+            host = placer.reserve(turn)
+            if host is None:
+                self.queue.settle(turn.batch, 1)
+                continue
+            key = (host.node_id, turn.batch.key)
+            order = LaunchOrder(host=host, batch=turn.batch, label=label)
+            orders.setdefault(key, order).turns.append(turn)
+        for order in orders.values():
+            leases = order.new_leases(end_of(order.batch))
+            self.spawn(self._open(order, leases), f"open on {order.host.node_id}")
 
     def close(self, closing: Sequence[Closing]) -> list[asyncio.Task[None]]:
         """Tell hosts which leases to end."""
-        return [self._spawn(self._close(each), f"close on {each.node_id}") for each in closing]
+        return [self.spawn(self._close(each), f"close on {each.node_id}") for each in closing]
 
     async def stop(self) -> None:
         """Cancel the orders in flight."""
@@ -58,7 +82,8 @@ class Dispatcher:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        """Start a task that ends with the broker."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -112,7 +137,7 @@ class Dispatcher:
             self._requeue(turn)
         elif outcome.failure.reason == "ImageNotReady":
             # It holds no slot meanwhile, and other launches go on.
-            self._spawn(self._requeue_later(turn), "wait for an image")
+            self.spawn(self._requeue_later(turn), "wait for an image")
         else:
             metrics.errors.labels("start").inc()
             self.streams.deliver(turn.batch, outcome)

@@ -49,6 +49,10 @@ class HostState:
     idle_since_s: float | None = None
     """Start of its idle time; None while it holds something."""
     leases: set[str] = field(default_factory=set)
+    preempted: dict[str, None] = field(default_factory=dict)
+    """Those of its leases that take no slot, the first paused first."""
+    can_preempt: bool = False
+    """True if its driver can pause environments."""
     closing: set[str] = field(default_factory=set)
     """Ended leases that it may still hold."""
     generation: int = 0
@@ -74,7 +78,7 @@ class HostState:
 
     @property
     def free(self) -> int:
-        return max(0, self.slots - self.num_held)
+        return max(0, self.slots - self.num_held + len(self.preempted))
 
     @property
     def is_open(self) -> bool:
@@ -114,6 +118,7 @@ class HostState:
         self.isolation = told.isolation
         self.slots = told.slots
         self.draining = told.draining
+        self.can_preempt = told.can_preempt
         self.seen_s = now_s
         self.is_suspect = False
         self.queue_ms = float(told.queue_ms)
@@ -143,6 +148,18 @@ class HostState:
     def settle_order(self, count: int, cpu_ms: float) -> None:
         self.opening -= count
         self.queue_ms = max(0.0, self.queue_ms - cpu_ms)
+
+
+def answer_heartbeat(host: HostState) -> environments_pb2.HeartbeatResponse:
+    """Tell a host which of its leases to end, and the new ends of others."""
+    renewed = [
+        environments_pb2.LeaseExpiry(lease_id=lease_id, expires_unix_ms=expires)
+        for lease_id, expires in host.renewed.items()
+        if lease_id in host.reported and lease_id in host.leases
+    ]
+    return environments_pb2.HeartbeatResponse(
+        generation=host.generation, close_lease_ids=sorted(host.closing), renewed=renewed
+    )
 
 
 @dataclass(slots=True)

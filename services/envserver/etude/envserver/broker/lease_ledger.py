@@ -1,13 +1,14 @@
 """Ledger of leases: active, ended, lost and adopted ones, by lease, batch, run and host."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from etude.common.tls.lease_owner import refuse_other_owner
-from etude.envserver.broker.classes.shares import lease_class
-from etude.envserver.broker.hosts import Closing, Hosts, HostState
+from etude.envserver.broker.classes.slot_counts import SlotCounts
+from etude.envserver.broker.hosts import Closing, Hosts, HostState, answer_heartbeat
 from etude.envserver.broker.launch_queue import BatchKey
 from etude.v1 import environments_pb2
 
@@ -49,6 +50,8 @@ class GrantedLease:
     """Its end when it was granted, or as its host reported it first."""
     age_class: AgeClass = field(init=False)
     """Under which the ledger counts it while it lives."""
+    resumed_s: float = -math.inf
+    """When it went on after it had been preempted."""
     is_claimed: bool = False
     """True once this broker gave it to its holder, or its holder renewed it here."""
 
@@ -93,8 +96,7 @@ class LeaseLedger:
     """Expiry in Unix milliseconds, of the ended leases that had expired."""
     _by_key: dict[BatchKey, dict[int, str]] = field(default_factory=dict)
     _of_run: dict[str, int] = field(default_factory=dict)
-    by_class: Counter[int] = field(default_factory=Counter)
-    """Living leases by class."""
+    slots: SlotCounts = field(default_factory=SlotCounts)
     _lost: dict[str, GrantedLease] = field(default_factory=dict)
     """Leases of hosts that fell silent; they count again when the host comes back with them."""
     _ends: dict[int, set[str]] = field(default_factory=dict)
@@ -177,10 +179,11 @@ class LeaseLedger:
                 host.renewed[lease_id] = granted.lease.expires_unix_ms
                 if granted.lease.expires_unix_ms == held.lease.expires_unix_ms:
                     del host.renewed[lease_id]
+                self.set_preempted(lease_id, is_preempted=held.preempted, now_s=now_s)
         # Those that ended, or live on another host: a lease is never on two.
         host.closing = host.reported - host.leases
         self._forget_missing(host, now_s)
-        return _answer(host)
+        return answer_heartbeat(host)
 
     def remove_silent_hosts(self, *, now_s: float) -> list[str]:
         """Remove hosts that missed three heartbeats; their leases are lost until they return."""
@@ -228,6 +231,16 @@ class LeaseLedger:
             if lost is not None:
                 self._ended[lease_id] = now_s
         return missing
+
+    def set_preempted(self, lease_id: str, *, is_preempted: bool, now_s: float) -> None:
+        """Record that a lease takes no slot, or takes one again."""
+        granted = self.leases.get(lease_id)
+        if granted is not None and granted.held.preempted != is_preempted:
+            host = self.hosts.get(granted.node_id)
+            self.slots.count(granted.held, host, -1)
+            granted.held.preempted = is_preempted
+            self.slots.count(granted.held, host, 1)
+            granted.resumed_s = granted.resumed_s if is_preempted else now_s
 
     def end(self, lease_ids: Iterable[str], *, now_s: float) -> list[Closing]:
         """End leases that their holders released; returns the orders for their hosts."""
@@ -349,7 +362,7 @@ class LeaseLedger:
         host = self.hosts.get(granted.node_id)
         if host is not None:
             host.leases.add(lease_id)
-        self.by_class[lease_class(granted.held.lease_class)] += 1
+        self.slots.count(granted.held, host, 1)
         granted.age_class = AgeClass(granted.template, granted.granted_s // AGE_STEP_S)
         self.began[granted.age_class] += 1
 
@@ -369,7 +382,7 @@ class LeaseLedger:
         if host is not None:
             host.leases.discard(lease_id)
             host.renewed.pop(lease_id, None)
-        self.by_class[lease_class(granted.held.lease_class)] -= 1
+        self.slots.count(granted.held, host, -1)
         self.began[granted.age_class] -= 1
         if not self.began[granted.age_class]:
             del self.began[granted.age_class]
@@ -384,15 +397,3 @@ class LeaseLedger:
         same.discard(granted.lease.lease_id)
         if not same:
             del self._ends[granted.end_s]
-
-
-def _answer(host: HostState) -> environments_pb2.HeartbeatResponse:
-    """Tell a host which of its leases to end, and the new ends of others."""
-    renewed = [
-        environments_pb2.LeaseExpiry(lease_id=lease_id, expires_unix_ms=expires)
-        for lease_id, expires in host.renewed.items()
-        if lease_id in host.reported and lease_id in host.leases
-    ]
-    return environments_pb2.HeartbeatResponse(
-        generation=host.generation, close_lease_ids=sorted(host.closing), renewed=renewed
-    )

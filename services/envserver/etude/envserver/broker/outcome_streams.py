@@ -4,7 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass, field
 
+from etude.common.errors import ReusedIdError
+from etude.envserver.broker.classes.queues import ClassQueues
+from etude.envserver.broker.launch_orders import failure_outcome, success_outcome
 from etude.envserver.broker.launch_queue import BatchKey, LaunchBatch
+from etude.envserver.broker.lease_ledger import LeaseLedger
 from etude.v1 import environments_pb2
 
 
@@ -89,3 +93,20 @@ class OutcomeStreams:
             self._missing[run_id] = left
         else:
             self._missing.pop(run_id, None)
+
+
+def deliver_adopted(ledger: LeaseLedger, streams: OutcomeStreams, queue: ClassQueues) -> None:
+    """Deliver leases from heartbeats to the repeated requests that wait for them."""
+    adopted, ledger.adopted = ledger.adopted, []
+    for granted in adopted:
+        stream, index = streams.get(granted.key), granted.held.index
+        is_living = ledger.leases.get(granted.lease.lease_id) is granted
+        if not is_living or stream is None or not queue.withdraw(stream.batch, index):
+            continue
+        if granted.held.request_digest == stream.batch.digest:
+            granted.is_claimed = True
+            outcome = success_outcome(index, granted.lease)
+        else:
+            reused = "the idempotency key was another request"
+            outcome = failure_outcome(index, ReusedIdError.reason, reused)
+        streams.deliver(stream.batch, outcome)

@@ -52,6 +52,8 @@ def make_report(broker: Broker) -> environments_pb2.WatchPoolResponse:
         plans=_plans(broker),
         lease_seconds=_lease_seconds(broker),
         first_starts=_first_starts(broker),
+        preempted=broker.ledger.slots.num_preempted,
+        unpreemptible_nodes=sum(not host.can_preempt for host in hosts),
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from etude.common.pinned_images import pool_template
 from etude.envserver import metrics
 from etude.envserver.broker.hosts import Hosts
+from etude.envserver.broker.lease_ledger import LeaseLedger
 from etude.envserver.broker.warm_targets import WarmTargets
 from etude.v1 import environments_pb2
 
@@ -64,12 +65,13 @@ def record_granted(start: environments_pb2.Start, *, waited_s: float) -> None:
     _GRANTED.get(start, _GRANTED[environments_pb2.START_UNSPECIFIED]).inc()
 
 
-def record_pool(num_waiting: int, num_leases: int, hosts: Hosts) -> None:
+def record_pool(num_waiting: int, ledger: LeaseLedger) -> None:
     """Set the gauges of a broker."""
     metrics.queue_depth.set(num_waiting)
-    metrics.leases.set(num_leases)
-    metrics.nodes.set(len(hosts))
-    metrics.opening.set(hosts.opening)
+    metrics.leases.set(len(ledger.leases))
+    metrics.preempted.set(ledger.slots.num_preempted)
+    metrics.nodes.set(len(ledger.hosts))
+    metrics.opening.set(ledger.hosts.opening)
 
 
 def quantile(values: Iterable[float], share: float) -> int:

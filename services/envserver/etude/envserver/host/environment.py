@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hmac
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +33,8 @@ from etude.envserver.host.leases.call_results import (
     exec_result,
     truncate_results,
 )
+from etude.envserver.host.leases.lease_fields import is_same_token
+from etude.envserver.host.leases.preemption import refuse_preempted
 from etude.envserver.host.leases.records import CALLS, CallHistory, CallLog, LeaseRecord
 from etude.envserver.host.result_cache import ResultCache
 from etude.envserver.host.workspace_sources import WorkspaceSource
@@ -67,6 +68,8 @@ class LeasedEnvironment:
     """True while it is saved on disk: nothing can be done with it before it is resumed."""
     is_half_restored: bool = False
     """True after a failed rollback: only another rollback is possible."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Lock that every change holds."""
     _sandbox: Sandbox = field(init=False)
     _log: CallLog = field(init=False)
     _codebase: Codebase = field(init=False)
@@ -74,7 +77,6 @@ class LeasedEnvironment:
     _accesses: AccessHistory = field(default_factory=AccessHistory)
     _identity: str | None = None
     """Identity of the workspace if known; empty if it cannot be computed."""
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _running: set[asyncio.Task[list[environments_pb2.ToolResult]]] = field(default_factory=set)
     _programs: ControllerPrograms = field(default_factory=ControllerPrograms)
     _num_visits: int = 0
@@ -111,9 +113,9 @@ class LeasedEnvironment:
         return self._results
 
     @property
-    def turn(self) -> asyncio.Lock:
-        """Lock that every change holds."""
-        return self._turn
+    def can_pause(self) -> bool:
+        """True if a pause takes nothing from it: what runs is in a memory that is saved."""
+        return not self._programs and (self.driver.caps.memory or not self._has_jobs())
 
     def check_open(self) -> None:
         """Check that the lease has not ended.
@@ -129,8 +131,10 @@ class LeasedEnvironment:
 
         Raises:
             WrongStateError: it is paused, or half rolled back.
+            PreemptedError: it waits for a slot.
         """
         self.check_open()
+        refuse_preempted(self.record.held)
         if self.is_paused:
             raise WrongStateError(f"lease {self.lease_id} is paused: resume it first")
         if self.is_half_restored:
@@ -164,7 +168,7 @@ class LeasedEnvironment:
             ForbiddenError: neither token.
         """
         lease = self.record.held.lease
-        if not _is_same(token, lease.agent_token) and not _is_same(token, lease.control_token):
+        if not is_same_token(token, lease.agent_token, lease.control_token):
             raise ForbiddenError(f"lease {self.lease_id}: the token does not allow tool calls")
 
     def check_control(self, token: str) -> None:
@@ -173,7 +177,7 @@ class LeasedEnvironment:
         Raises:
             ForbiddenError: another token, the agent's included.
         """
-        if not _is_same(token, self.record.held.lease.control_token):
+        if not is_same_token(token, self.record.held.lease.control_token):
             raise ForbiddenError(f"lease {self.lease_id}: this takes the control token")
 
     async def take_over(self, found: CallHistory) -> bool:
@@ -226,7 +230,7 @@ class LeasedEnvironment:
             ChangeTooLargeError: they exceed the limits, by the fault of what made them.
         """
         self.check_open()
-        async with self._turn:
+        async with self.turn:
             self.check_ready()
             if not self.is_used:
                 return environments_pb2.WorkspaceDiff()
@@ -243,7 +247,7 @@ class LeasedEnvironment:
         Raises:
             UnknownIdError: the lease has ended.
         """
-        async with self._turn:
+        async with self.turn:
             await self._open_for_visit()
             try:
                 with crossing(SandboxError, f"lease {self.lease_id}"):
@@ -259,7 +263,7 @@ class LeasedEnvironment:
             UnknownIdError: the lease has ended.
             FullError: there are too many.
         """
-        async with self._turn:
+        async with self.turn:
             running = await self._programs.start(partial(self._start_program, program))
         try:
             yield running
@@ -288,7 +292,7 @@ class LeasedEnvironment:
         if self._running:
             await asyncio.wait(self._running)
         # A snapshot or rollback in progress ends first: it works on these files.
-        async with self._turn:
+        async with self.turn:
             self._log.close()
             try:
                 await self._sandbox.close()
@@ -306,7 +310,7 @@ class LeasedEnvironment:
     async def _run_turn(
         self, calls: Sequence[environments_pb2.ToolCall], digests: Mapping[str, str]
     ) -> list[environments_pb2.ToolResult]:
-        async with self._turn:
+        async with self.turn:
             self.check_ready()
             self._results.check(digests)
             fresh = [call for call in calls if not self._results.has(call.call_id)]
@@ -394,7 +398,3 @@ class LeasedEnvironment:
         else:
             outcome, _ = await compute()
         return exec_result(self._accesses.add(outcome))
-
-
-def _is_same(one: str, other: str) -> bool:
-    return bool(other) and hmac.compare_digest(one.encode(), other.encode())

@@ -211,6 +211,7 @@ class HostHeartbeat:
             levels=warm_minimum.template_levels(readiness, self.host.start_tracker.num_awaited()),
             free_memory_bytes=readiness.free_memory_bytes,
             queue_ms=round(readiness.queue_ms),
+            can_preempt=self.host.driver.caps.files,
             begun=news,
             images=[] if self.host.images is None else self.host.images.digests,
             pulled_images=[] if self.host.images is None else self.host.images.pulled_digests,

@@ -27,6 +27,7 @@ from etude.envserver.host.leases import expired_leases, lease_fields, records
 from etude.envserver.host.leases.expired_leases import ExpiredLeases
 from etude.envserver.host.leases.records import LEASE_ID, LeaseRecord
 from etude.envserver.host.leases.start_tracker import StartTracker
+from etude.envserver.host.preemptions import HostPreemptions
 from etude.envserver.host.result_cache import ResultCache
 from etude.envserver.host.snapshots.environment_state import EnvironmentStates
 from etude.envserver.host.snapshots.local_snapshots import LocalSnapshots
@@ -46,7 +47,7 @@ RETRY_AFTER_S = 2.0
 
 @dataclass(slots=True)
 class Host:
-    """Holds leases, at most one per slot."""
+    """Holds leases, at most one per slot and those that are preempted."""
 
     driver: Driver
     sources: WorkspaceSources
@@ -65,6 +66,7 @@ class Host:
     start_tracker: StartTracker = field(default_factory=StartTracker)
     states: EnvironmentStates = field(init=False)
     expired_leases: ExpiredLeases = field(init=False)
+    preemptions: HostPreemptions = field(init=False)
     _held: dict[str, LeasedEnvironment] = field(default_factory=dict)
     _endings: set[asyncio.Task[None]] = field(default_factory=set)
     _opening: set[str] = field(default_factory=set)
@@ -74,6 +76,7 @@ class Host:
             self.driver, LocalSnapshots(self.driver.leases.parent / "snapshots")
         )
         self.expired_leases = ExpiredLeases(self.states)
+        self.preemptions = HostPreemptions(self.states, self._held, lambda: not self._is_full())
         if self.images is not None:
             self.images.in_use = self._templates_in_use
 
@@ -258,7 +261,7 @@ class Host:
         lease = held.lease
         if lease.lease_id in self._held:
             return _success(self._held[lease.lease_id].record.held)
-        if len(self._held) + len(self._opening) >= self.slots:
+        if self._is_full():
             return _failure(held.index, "NoSlot", f"all {self.slots} slots are taken")
         if not LEASE_ID.match(lease.lease_id) or lease.lease_id in self._opening:
             return _failure(
@@ -350,7 +353,7 @@ class Host:
         )
 
     def _is_full(self) -> bool:
-        return len(self._held) + len(self._opening) >= self.slots
+        return len(self._held) - self.preemptions.num_paused + len(self._opening) >= self.slots
 
     def _start_kind(self, request: environments_pb2.OpenEnvironmentsRequest) -> StartKind | None:
         return StartKind.DELTA if request.snapshot_id else self.driver.start_kind

@@ -18,6 +18,7 @@ from etude.envserver import metrics
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.grading.grader import MAX_JOB_BYTES, Grader
 from etude.envserver.host.host import Host
+from etude.envserver.host.leases.preemption import hold_preempted
 from etude.envserver.host.owned_leases import find_owned
 from etude.envserver.host.workspace_change import ChangeTooLargeError
 from etude.v1 import environments_pb2 as pb2
@@ -64,11 +65,30 @@ class HostService(environments_pb2_grpc.EnvNodeServiceServicer):
         return pb2.CloseEnvironmentsResponse()
 
     @override
+    async def PreemptEnvironments(
+        self,
+        request: pb2.PreemptEnvironmentsRequest,
+        context: Context[pb2.PreemptEnvironmentsRequest, pb2.PreemptEnvironmentsResponse],
+    ) -> pb2.PreemptEnvironmentsResponse:
+        paused = await self.host.preemptions.preempt(request.lease_ids, request.count)
+        return pb2.PreemptEnvironmentsResponse(lease_ids=paused)
+
+    @override
+    async def ResumePreempted(
+        self,
+        request: pb2.ResumePreemptedRequest,
+        context: Context[pb2.ResumePreemptedRequest, pb2.ResumePreemptedResponse],
+    ) -> pb2.ResumePreemptedResponse:
+        resumed = await self.host.preemptions.resume(request.lease_ids)
+        return pb2.ResumePreemptedResponse(lease_ids=resumed)
+
+    @override
     async def RunTurn(
         self, request: pb2.RunTurnRequest, context: Context[pb2.RunTurnRequest, pb2.RunTurnResponse]
     ) -> pb2.RunTurnResponse:
         environment = find_owned(self.host, request.lease_id, context)
         environment.check_agent(request.agent_token)
+        await hold_preempted(environment.record.held)
         started_ns = time.time_ns()
         results = await environment.run_turn(request.calls)
         with telemetry.continue_trace(context.invocation_metadata()):
@@ -82,6 +102,7 @@ class HostService(environments_pb2_grpc.EnvNodeServiceServicer):
     ) -> AsyncIterator[pb2.DiffResponse]:
         environment = find_owned(self.host, request.lease_id, context)
         environment.check_control(request.control_token)
+        await hold_preempted(environment.record.held)
         try:
             diff = await environment.diff()
         except ChangeTooLargeError as error:

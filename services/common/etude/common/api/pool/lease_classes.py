@@ -26,4 +26,5 @@ class LeaseClass(Model):
     weight: Annotated[int, Field(ge=1, le=1_000)] = 1
     """Slot-seconds that it gets while others wait too, in proportion to theirs."""
     floor_slots: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """While it waits, it has this many slots before other classes get more."""
+    """While it waits, it has this many slots before other classes get more. Environments of
+    rollouts are paused for it, where the driver can."""

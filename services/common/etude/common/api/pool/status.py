@@ -13,7 +13,9 @@ class Slots(StatusModel):
     idle: Count = 0
     """Free."""
     leased: Count = 0
-    """Held."""
+    """Held, those that are preempted included."""
+    preempted: Count = 0
+    """Held by leases whose environments are paused, so that other classes have their floors."""
     opening: Count = 0
     """Granted, and not ready yet."""
     queued: Count = 0

@@ -26,7 +26,7 @@ class ClassQueues:
 
     shares: ClassShares = field(default_factory=ClassShares)
     leased: Mapping[int, int] = field(default_factory=dict)
-    """Living leases of each class, kept by the ledger."""
+    """Living leases of each class that take a slot, kept by the ledger."""
     num_brokers: Callable[[], int] = field(default=lambda: 1)
     """Number of brokers that share the floors."""
     _queues: dict[int, LaunchQueue] = field(default_factory=dict)
@@ -40,6 +40,14 @@ class ClassQueues:
     def batches(self) -> Iterator[LaunchBatch]:
         """Every batch with waiting environments."""
         return (batch for queue in self._queues.values() for batch in queue.batches())
+
+    def batches_of(self, each: int) -> Iterator[LaunchBatch]:
+        """Batches of one class with waiting environments."""
+        return self._queues[each].batches() if each in self._queues else iter(())
+
+    def count_waiting(self) -> Counter[int]:
+        """Waiting environments of each class."""
+        return Counter({each: len(queue) for each, queue in self._queues.items()})
 
     def add(self, batch: LaunchBatch) -> None:
         """Append a batch, unless nothing of it waits."""
@@ -66,22 +74,31 @@ class ClassQueues:
         passed_s = 0.0 if self._recorded_s is None else now_s - self._recorded_s
         self._recorded_s = now_s
         waiting = [each for each, queue in self._queues.items() if len(queue)]
-        self.shares.record_use(self._count_held(), waiting, passed_s=passed_s)
+        self.shares.record_use(self.count_held(), waiting, passed_s=passed_s)
 
-    def take(self, offers: Offers, *, now_s: float) -> Generator[Turn, None, None]:
+    def take(
+        self, offers: Offers, *, now_s: float, for_floors: bool = False
+    ) -> Generator[Turn, None, None]:
         """Turns until the queue is empty or nothing is offered; stop early by closing the iterator.
 
         Each turn that was taken has to be settled.
+
+        Args:
+            offers: of hosts.
+            now_s: monotonic time.
+            for_floors: True for those alone of classes below their floors.
         """
         turns = {
             each: queue.take(offers, now_s=now_s)
             for each, queue in self._queues.items()
             if len(queue)
         }
-        held, brokers = self._count_held(), self.num_brokers()
+        held, brokers = self.count_held(), self.num_brokers()
         try:
             while turns:
                 each = self.shares.choose(turns, held, brokers=brokers)
+                if for_floors and not self.shares.is_below_floor(each, held, brokers=brokers):
+                    break
                 turn = next(turns[each], None)
                 if turn is None:
                     del turns[each]
@@ -93,7 +110,8 @@ class ClassQueues:
             for left in turns.values():
                 left.close()
 
-    def _count_held(self) -> Counter[int]:
+    def count_held(self) -> Counter[int]:
+        """Slots of each class, ordered ones included."""
         return Counter(self.leased) + self._ordered
 
     def _queue(self, batch: LaunchBatch) -> LaunchQueue:

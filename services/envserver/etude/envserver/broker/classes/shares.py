@@ -60,10 +60,10 @@ class ClassShares:
             held: slots of each class, ordered ones included.
             brokers: number of brokers that share each floor.
         """
-        below = [each for each in waiting if held.get(each, 0) < self._floor(each, brokers)]
+        below = [each for each in waiting if self.is_below_floor(each, held, brokers=brokers)]
         if below:
             return min(
-                below, key=lambda each: (held.get(each, 0) / self._floor(each, brokers), each)
+                below, key=lambda each: (held.get(each, 0) / self.floor(each, brokers), each)
             )
         return min(waiting, key=lambda each: (self._expected(each, held), each))
 
@@ -72,8 +72,17 @@ class ClassShares:
         ahead = (held.get(each, 0) + 1) * AHEAD_S / self._rule(each).weight
         return self.used.get(each, 0.0) + ahead
 
+    def is_below_floor(self, each: int, held: Mapping[int, int], *, brokers: int = 1) -> bool:
+        """True while a class has fewer slots than its floor."""
+        return held.get(each, 0) < self.floor(each, brokers)
+
+    def weight(self, each: int) -> float:
+        """Weight of a class."""
+        return self._rule(each).weight
+
+    def floor(self, each: int, brokers: int) -> int:
+        """Slots of a class before others get more, at each of several brokers."""
+        return -(-self._rule(each).floor // brokers)
+
     def _rule(self, each: int) -> ClassRule:
         return self.rules.get(each, DEFAULT_RULE)
-
-    def _floor(self, each: int, brokers: int) -> int:
-        return -(-self._rule(each).floor // brokers)

@@ -1,5 +1,6 @@
 """Fields of a lease about its driver: isolation, start, capabilities."""
 
+import hmac
 import time
 from collections.abc import Mapping
 
@@ -25,6 +26,11 @@ STARTS: Mapping[StartKind, environments_pb2.Start] = {
 def seconds_left(lease: environments_pb2.Lease) -> float:
     """Seconds until the lease ends, by the wall clock."""
     return lease.expires_unix_ms / 1000 - time.time()
+
+
+def is_same_token(token: str, *known: str) -> bool:
+    """True if a token is one of the known ones that are not empty."""
+    return any(each and hmac.compare_digest(token.encode(), each.encode()) for each in known)
 
 
 def fill_lease(lease: environments_pb2.Lease, driver: Driver, start: StartKind | None) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import math
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from etude.envserver.drivers.base import (
 )
 from etude.envserver.host.environment import LeasedEnvironment
 from etude.envserver.host.leases import records
+from etude.envserver.host.leases.preemption import refuse_preempted
 from etude.envserver.host.leases.records import CALLS, PAUSED, ROLLBACK
 from etude.envserver.host.snapshots.local_snapshots import LocalSnapshots
 from etude.envserver.host.snapshots.snapshot_record import (
@@ -171,24 +172,56 @@ class EnvironmentStates:
             until_unix_ms: the end of one whose lease has expired; 0: its lease goes on.
 
         Raises:
+            PreemptedError: it waits for a slot.
             EtudeError: the driver failed, and nothing has changed.
         """
         self.require_files("a paused environment is kept in files")
 
         async def work() -> None:
-            marker = environment.folder / PAUSED
+            if not until_unix_ms:
+                refuse_preempted(environment.record.held)
+            await _suspend(environment, {"until_unix_ms": until_unix_ms})
+            environment.record.held.preempted = False
+
+        await self.between_turns(environment, work)
+
+    async def preempt(self, environment: LeasedEnvironment) -> bool:
+        """Pause an environment for leases of another class, unless that takes something from it.
+
+        Raises:
+            EtudeError: the driver failed or saves no files, and nothing has changed.
+        """
+        self.require_files("it is not preempted")
+
+        async def work() -> bool:
+            if environment.is_half_restored or not environment.can_pause:
+                return False
+            pause = {"until_unix_ms": 0, "preempted": True, "was_paused": environment.is_paused}
+            await _suspend(environment, pause)
+            environment.record.held.preempted = True
+            return True
+
+        return await self.between_turns(environment, work)
+
+    async def resume_preempted(self, environment: LeasedEnvironment) -> None:
+        """Resume a preempted environment; one that its holder had paused before stays paused.
+
+        Raises:
+            EtudeError: the driver failed, and it is still preempted.
+        """
+
+        async def work() -> None:
+            held, marker = environment.record.held, environment.folder / PAUSED
+            if not held.preempted:
+                return
             with crossing(SandboxError, f"lease {environment.lease_id}"):
-                records.write_json(marker, {"until_unix_ms": until_unix_ms})
-                was_paused, environment.is_paused = environment.is_paused, True
-                try:
-                    with crossing(SandboxError, f"lease {environment.lease_id}"):
-                        await environment.end_programs()
-                        await environment.sandbox.pause()
-                except EtudeError:
-                    environment.is_paused = was_paused
-                    if not was_paused:
-                        marker.unlink()
-                    raise
+                if (records.read_json(marker) or {}).get("was_paused"):
+                    records.write_json(marker, {"until_unix_ms": 0})
+                else:
+                    await environment.sandbox.resume()
+                    marker.unlink()
+                    environment.is_paused = False
+            held.preempted = False
 
         await self.between_turns(environment, work)
 
@@ -196,10 +229,12 @@ class EnvironmentStates:
         """Resume a paused environment.
 
         Raises:
+            PreemptedError: it waits for a slot.
             EtudeError: the driver failed, and it is still paused.
         """
 
         async def work() -> None:
+            refuse_preempted(environment.record.held)
             if environment.is_paused:
                 with crossing(SandboxError, f"lease {environment.lease_id}"):
                     await environment.sandbox.resume()
@@ -224,7 +259,9 @@ class EnvironmentStates:
         until_unix_ms = said.get("until_unix_ms")
         if not isinstance(until_unix_ms, int):
             raise CorruptError(f"{environment.folder / PAUSED}: until_unix_ms is not a number")
-        await self.pause(environment, until_unix_ms=until_unix_ms)
+        self.require_files("a paused environment is kept in files")
+        await self.between_turns(environment, lambda: _suspend(environment, said))
+        environment.record.held.preempted = said.get("preempted") is True
         return until_unix_ms
 
     def require_files(self, why: str) -> None:
@@ -274,6 +311,30 @@ class EnvironmentStates:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
+
+
+async def _suspend(environment: LeasedEnvironment, pause: Mapping[str, object]) -> None:
+    """Record a pause and carry it out; the turn is held.
+
+    Raises:
+        EtudeError: the driver failed, and nothing has changed.
+    """
+    marker, what = environment.folder / PAUSED, f"lease {environment.lease_id}"
+    with crossing(SandboxError, what):
+        before = records.read_json(marker)
+        records.write_json(marker, pause)
+        was_paused, environment.is_paused = environment.is_paused, True
+        try:
+            with crossing(SandboxError, what):
+                await environment.end_programs()
+                await environment.sandbox.pause()
+        except EtudeError:
+            environment.is_paused = was_paused
+            if not was_paused:
+                marker.unlink()
+            elif before is not None:
+                records.write_json(marker, before)
+            raise
 
 
 def _terms(environment: LeasedEnvironment, ttl_s: float) -> SnapshotTerms:
