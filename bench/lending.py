@@ -1,0 +1,303 @@
+"""A floor of a pool that is lent to rollouts: does serving wait longer for it, is anything lost?
+
+python bench/lending.py [--seconds 40] [--seed 7]
+
+Broker and host run as processes (driver Process), with 12 slots. People ask for sandboxes in
+bursts; rollouts fill what they may, by the trainer's own client, and write one line a turn. Three
+times the same people:
+  reserved   the peer: 6 slots are kept for people, rollouts have the other 6
+  lent       a floor of 6 for people; rollouts have all 12, and are paused for people
+  unlent     no floor: rollouts have all 12, and people wait until one ends
+A sandbox's latency is the time from its launch to the answer of its first call.
+
+Examples:
+  make bench-lending
+  python bench/lending.py --seconds 15   a first look
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import math
+import os
+import random
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # figures are recorded as tests do
+
+from environment_bench.pool import Client, Pool
+from tests.support import figures
+from typing_extensions import override
+
+from etude.agent.turns import ToolCall
+from etude.common.errors import EtudeError
+from etude.trainer.rollouts.leases import Leases
+from etude.trainer.rollouts.outage import OutageBudget
+from etude.trainer.rollouts.sandbox_client import SandboxClient
+from etude.v1 import environments_pb2
+
+SLOTS, FLOOR = 12, 6
+TURNS = 10
+THINK_S = 1.0
+"""Time of a completion between two turns of a rollout."""
+USE_S = 2.5
+"""Time for which a person uses a sandbox."""
+CALM_S, BURST_S = 4.0, 8.0
+"""Mean time between two lone people, and between two bursts."""
+OUTAGE_S = 300.0
+SAMPLE_S = 0.1
+
+
+class Mode(NamedTuple):
+    """How people and rollouts share the pool."""
+
+    name: str
+    rollouts: int
+    """Rollouts at once."""
+    floor: int
+
+
+MODES = (
+    Mode("reserved", SLOTS - FLOOR, 0),
+    Mode("lent", SLOTS, FLOOR),
+    Mode("unlent", SLOTS, 0),
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class SharedPool(Pool):
+    """Its people may have a floor."""
+
+    floor: int = 0
+
+    @override
+    def spec(self) -> dict[str, object]:
+        classes = [{"name": "Serving", "floorSlots": self.floor}] if self.floor else []
+        return {**Pool.spec(self), "lease": {"classes": classes}}
+
+
+@dataclass(slots=True, kw_only=True)
+class Load:
+    """People and rollouts of one mode, and their figures."""
+
+    leases: Leases
+    client: Client
+    seconds: float
+    latency_s: list[float] = field(default_factory=list)
+    turns: int = 0
+    lost_rollouts: int = 0
+    lost_people: int = 0
+    people: int = 0
+    """Sandboxes that people hold now."""
+    lent_s: float = 0.0
+    preempted_s: float = 0.0
+    cpu_s: float = 0.0
+    _keys: Iterator[int] = field(default_factory=itertools.count)
+
+    async def run(self, mode: Mode, pool: SharedPool, seed: int) -> None:
+        """Rollouts all the time, and people as they come."""
+        until_s = time.monotonic() + self.seconds
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(mode.rollouts):
+                tasks.create_task(self._keep_rolling(until_s))
+            await asyncio.sleep(2 * THINK_S)  # rollouts have their slots
+            tasks.create_task(self._sample(pool, mode, until_s))
+            for at_s in arrivals(seed, self.seconds - 2 * THINK_S - USE_S):
+                tasks.create_task(self._person(at_s))
+
+    async def _keep_rolling(self, until_s: float) -> None:
+        while time.monotonic() < until_s:
+            try:
+                await self._rollout(until_s)
+            except EtudeError as error:
+                self.lost_rollouts += 1
+                Console(stderr=True).log(f"a rollout is lost: {error}")
+
+    async def _rollout(self, until_s: float) -> None:
+        """One rollout, which has to find each line that it wrote, once and in order.
+
+        Raises:
+            EtudeError: it is lost.
+        """
+        environment = await self._lease(environments_pb2.LEASE_CLASS_TRAINING)
+        written = []
+        for turn in range(TURNS):
+            await environment.run([_command(turn, f"echo {turn} >> log")])
+            written.append(str(turn))
+            self.turns += 1
+            if time.monotonic() > until_s:
+                break
+            await asyncio.sleep(THINK_S)
+        changes = environments_pb2.WorkspaceDiff.FromString(await environment.diff())
+        found = [file.content.decode().split() for file in changes.written if file.path == "log"]
+        self.lost_rollouts += found != [written]
+        self.leases.release([environment.lease.lease_id])
+
+    async def _person(self, at_s: float) -> None:
+        await asyncio.sleep(at_s)
+        asked_s = time.monotonic()
+        try:
+            environment = await self._lease(environments_pb2.LEASE_CLASS_SERVING)
+            self.people += 1
+            await environment.run([_command(0, "echo hello")])
+        except EtudeError as error:
+            self.lost_people += 1
+            Console(stderr=True).log(f"a sandbox is lost: {error}")
+            return
+        self.latency_s.append(time.monotonic() - asked_s)
+        await asyncio.sleep(USE_S)
+        self.people -= 1
+        self.leases.release([environment.lease.lease_id])
+
+    async def _lease(self, lease_class: environments_pb2.LeaseClass) -> SandboxClient:
+        request = environments_pb2.LaunchBatchRequest(
+            run_id="bench",
+            idempotency_key=f"key-{next(self._keys)}",
+            template="t",
+            workspace=environments_pb2.WorkspaceSource(uri=self.client.uri),
+            count=1,
+            toolset="Standard",
+            ttl_seconds=120,
+            queue_timeout_seconds=300,
+            lease_class=lease_class,
+        )
+        async for result in self.leases.launch(request):
+            if result.lease is None:
+                raise EtudeError(result.failure)
+            return SandboxClient(
+                self.client.node, result.lease, self.leases, OutageBudget(OUTAGE_S), OUTAGE_S
+            )
+        raise EtudeError("a launch without an outcome")
+
+    async def _sample(self, pool: SharedPool, mode: Mode, until_s: float) -> None:
+        """Integrate the slots of the floor that rollouts run in."""
+        last_s = time.monotonic()
+        while last_s < until_s:
+            await asyncio.sleep(SAMPLE_S)
+            held = await asyncio.to_thread(_gauges, pool.ports["probe-broker"])
+            now_s = time.monotonic()
+            rollouts = held["etude_env_leases"] - held["etude_env_preempted_leases"] - self.people
+            self.lent_s += max(0.0, rollouts - (SLOTS - FLOOR)) * (now_s - last_s)
+            self.preempted_s += held["etude_env_preempted_leases"] * (now_s - last_s)
+            last_s = now_s
+
+
+def arrivals(seed: int, seconds: float) -> list[float]:
+    """Seconds at which people come: alone now and then, and in bursts of half a floor to all."""
+    source = random.Random(seed)  # noqa: S311 - nothing secret depends on it
+    found, at_s = [], 0.0
+    while (at_s := at_s + source.expovariate(1 / CALM_S)) < seconds:
+        found.append(at_s)
+    at_s = 1.0
+    while at_s < seconds:
+        found += [at_s + source.uniform(0, 0.2) for _ in range(source.randint(FLOOR // 2, FLOOR))]
+        at_s += BURST_S * source.uniform(0.7, 1.3)
+    return sorted(found)
+
+
+def _command(number: int, command: str) -> ToolCall:
+    return ToolCall(f"call-{number}", "run_terminal", json.dumps({"command": command}))
+
+
+def _gauges(port: int) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    wanted = ("etude_env_leases", "etude_env_preempted_leases")
+    return {
+        name: float(value)
+        for name, _, value in (line.partition(" ") for line in lines)
+        if name in wanted
+    }
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Nearest rank."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+
+
+async def measure(mode: Mode, seconds: float, seed: int) -> Load:
+    """One mode in a pool of its own."""
+    with tempfile.TemporaryDirectory(prefix="etude-bench-") as name:
+        pool = SharedPool(folder=Path(name), image=None, slots=SLOTS, floor=mode.floor)
+        try:
+            await pool.start()
+            async with pool.client() as client:
+                load = Load(leases=Leases(client.broker, OUTAGE_S), client=client, seconds=seconds)
+                renewing = asyncio.create_task(load.leases.keep_alive(), name="renew")
+                await client.release(await client.launch())  # the template is there
+                before_ms = pool.cpu_ms()
+                await load.run(mode, pool, seed)
+                load.cpu_s = (pool.cpu_ms() - before_ms) / 1000
+                renewing.cancel()
+                await asyncio.gather(renewing, return_exceptions=True)
+        finally:
+            pool.stop()
+    return load
+
+
+def main() -> None:
+    """Measure, print, and write bench/out/lending.json."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=40.0, help="of each mode")
+    parser.add_argument("--seed", type=int, default=7, help="of the people")
+    given = parser.parse_args()
+    console = Console(width=None if os.isatty(1) else 140)
+    found: dict[str, Load] = {}
+    for mode in MODES:
+        console.log(f"{mode.name}: {given.seconds:.0f} s …")
+        found[mode.name] = asyncio.run(measure(mode, given.seconds, given.seed))
+    _show(console, found)
+    reserved, lent, unlent = found["reserved"], found["lent"], found["unlent"]
+    p99_s = quantile(reserved.latency_s, 0.99)
+    figures.record(
+        "lending",
+        p99_ratio=round(quantile(lent.latency_s, 0.99) / p99_s, 2),
+        p99_ratio_without_floor=round(quantile(unlent.latency_s, 0.99) / p99_s, 2),
+        p99_reserved_ms=round(1000 * p99_s),
+        p99_lent_ms=round(1000 * quantile(lent.latency_s, 0.99)),
+        p50_reserved_ms=round(1000 * quantile(reserved.latency_s, 0.5)),
+        p50_lent_ms=round(1000 * quantile(lent.latency_s, 0.5)),
+        people=len(lent.latency_s),
+        lent_environment_s=round(lent.lent_s, 1),
+        preempted_environment_s=round(lent.preempted_s, 1),
+        turns_ratio=round(lent.turns / reserved.turns, 2),
+        lost=sum(each.lost_rollouts + each.lost_people for each in (reserved, lent)),
+        cpu_s=round(lent.cpu_s, 1),
+        cpu_reserved_s=round(reserved.cpu_s, 1),
+    )
+
+
+def _show(console: Console, found: dict[str, Load]) -> None:
+    table = Table("", "people", "p50 ms", "p99 ms", "rollout turns", "lent s", "paused s", "lost")
+    table.add_column("CPU s")
+    for name, load in found.items():
+        table.add_row(
+            name,
+            str(len(load.latency_s)),
+            f"{1000 * quantile(load.latency_s, 0.5):.0f}",
+            f"{1000 * quantile(load.latency_s, 0.99):.0f}",
+            str(load.turns),
+            f"{load.lent_s:.0f}",
+            f"{load.preempted_s:.0f}",
+            str(load.lost_rollouts + load.lost_people),
+            f"{load.cpu_s:.1f}",
+        )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
