@@ -121,7 +121,7 @@ def test_prices_are_those_of_the_signals_and_a_weight_of_zero_has_none() -> None
     cases = [
         (asks, RolloutCounts(is_question=True), QUESTION),
         (works, RolloutCounts(calls=4, broken_calls=2), BROKEN),
-        (works, RolloutCounts(calls=4, broken_calls=1), 0.0),
+        (works, RolloutCounts(calls=9, broken_calls=1), BROKEN),
         (works, RolloutCounts(calls=4, broken_calls=3, edits=1), 0.0),
         (asks, RolloutCounts(calls=1, broken_calls=1, is_question=True), BROKEN),
         (free, RolloutCounts(is_question=True), 0.0),

@@ -18,8 +18,6 @@ from etude.feedback.signals.outcome import RolloutOutcome
 
 SCALE = 2.0
 """Smallest difference that a signal of 0 and 1 has once it is scaled by its spread."""
-MOST_BROKEN = 0.5
-"""Share of broken calls from which a rollout without an edit has avoided the work."""
 
 
 def price_evasions(
@@ -45,8 +43,8 @@ def _price_question(outcome: RolloutOutcome, weights: Mapping[str, float]) -> fl
 
 
 def _price_broken_calls(counts: RolloutCounts, weights: Mapping[str, float]) -> float:
-    is_broken = counts.broken_calls > 0 and counts.broken_calls >= MOST_BROKEN * counts.calls
-    is_evasion = is_broken and not counts.edits
+    # Not a share of its calls: a policy learns to read until one broken call among many ends it.
+    is_evasion = counts.broken_calls > 0 and not counts.edits
     weight = weights.get(broken_tool_call.SIGNAL.name, 0.0)
     return max(0.0, -SCALE * weight) if is_evasion else 0.0
 
