@@ -4,8 +4,8 @@ python bench/ledger.py [--seconds N] [--rate N] [--kill-every N]
 
 Clients send batches to a real feedback service on a folder at a fixed rate. The service is killed
 now and then, and started again; clients send again whatever was not acknowledged. In the end all
-events are exported and compared with what was acknowledged. Latencies are those of requests that no
-kill touched.
+events are exported and compared with what was acknowledged. Latencies are those of requests that
+did not run while the service was down or starting; how long that was is a figure of its own.
 Exits with 1 if an event was lost or counted twice, or if a goal is missed.
 
 Examples:
@@ -43,7 +43,12 @@ class Killer:
     """Kills the service and starts it again."""
 
     service: FeedbackProcess
-    num_kills: int = 0
+    outages_s: list[tuple[float, float]] = field(default_factory=list)
+    """Each from a kill until the service was ready again."""
+
+    def is_touched(self, began_s: float, ended_s: float) -> bool:
+        """Return true if a request ran during an outage."""
+        return any(began_s < ready_s and ended_s > down_s for down_s, ready_s in self.outages_s)
 
     async def run(self, every_s: float, over: asyncio.Event) -> None:
         """Kill until the load is over; the service runs when this returns."""
@@ -52,9 +57,10 @@ class Killer:
                 async with asyncio.timeout(every_s):
                     await over.wait()
                     return
+            down_s = time.monotonic()
             await self.service.stop(signal.SIGKILL)
-            self.num_kills += 1
             await self.service.start()
+            self.outages_s.append((down_s, time.monotonic()))
 
 
 @dataclass
@@ -63,7 +69,8 @@ class Load:
 
     service: FeedbackProcess
     acknowledged: set[str] = field(default_factory=set)
-    latencies_s: list[float] = field(default_factory=list)
+    spans_s: list[tuple[float, float]] = field(default_factory=list)
+    """Start and end of each request that was acknowledged the first time."""
     num_repeated: int = 0
 
     async def send(self, client: httpx.AsyncClient, number: int) -> None:
@@ -74,7 +81,7 @@ class Load:
         body = json.dumps(batch).encode()
         began_s = time.monotonic()
         if await self._post(client, body):
-            self.latencies_s.append(time.monotonic() - began_s)
+            self.spans_s.append((began_s, time.monotonic()))
         else:
             await self._repeat(client, body)
         self.acknowledged.update(ids)
@@ -122,7 +129,10 @@ async def load_for(
     await killing
     stored = Counter(await service.export())
     await service.stop(signal.SIGTERM)
-    latencies = sorted(load.latencies_s)
+    latencies = sorted(
+        end_s - start_s for start_s, end_s in load.spans_s if not killer.is_touched(start_s, end_s)
+    )
+    outages = [ready_s - down_s for down_s, ready_s in killer.outages_s]
     return {
         "lost": len(load.acknowledged - stored.keys()),
         "twice": sum(count > 1 for count in stored.values()),
@@ -130,7 +140,8 @@ async def load_for(
         "events_per_s": round(len(load.acknowledged) / spent_s, 1),
         "ack_p50_ms": round(1_000 * latencies[len(latencies) // 2], 1),
         "ack_p99_ms": round(1_000 * latencies[int(len(latencies) * 0.99)], 1),
-        "kills": killer.num_kills,
+        "kills": len(outages),
+        "longest_outage_s": round(max(outages, default=0.0), 2),
         "repeated": load.num_repeated,
         "seconds": round(spent_s, 1),
     }
