@@ -18,35 +18,43 @@ from etude.feedback.signals.outcome import RolloutOutcome
 
 SCALE = 2.0
 """Smallest difference that a signal of 0 and 1 has once it is scaled by its spread."""
+_SIGNALS = (broken_tool_call.SIGNAL.name, deferral.SIGNAL.name)
 
 
-def price_evasions(
+def find_evasions(
     outcomes: Sequence[RolloutOutcome],
     counts: Sequence[RolloutCounts],
     weights: Mapping[str, float],
-) -> list[float]:
-    """Price of each rollout that avoids the work; 0 for one that does not.  [N], [N] -> [N].
+) -> list[str]:
+    """Signal of each rollout that avoids the work; empty for one that works.  [N], [N] -> [N].
 
-    It is twice the weight of its signal: the spread of what is true or false is at most 1/2, and so
-    a scaled signal tells two rollouts apart by 2 or more. A weight of 0 turns the price off.
+    A signal without a negative weight finds none.
     """
     return [
-        max(_price_question(outcome, weights), _price_broken_calls(each, weights))
+        _find_evasion(outcome, each, weights)
         for outcome, each in zip(outcomes, counts, strict=True)
     ]
 
 
-def _price_question(outcome: RolloutOutcome, weights: Mapping[str, float]) -> float:
-    value = outcome.values[deferral.SIGNAL.name]
-    is_evasion = value.denominator > 0 and value.numerator > 0
-    return max(0.0, -SCALE * weights.get(deferral.SIGNAL.name, 0.0)) if is_evasion else 0.0
+def _find_evasion(
+    outcome: RolloutOutcome, counts: RolloutCounts, weights: Mapping[str, float]
+) -> str:
+    asked = outcome.values[deferral.SIGNAL.name]
+    found = {
+        # Not a share of its calls: a policy learns to read until one of many is broken.
+        broken_tool_call.SIGNAL.name: counts.broken_calls > 0 and not counts.edits,
+        deferral.SIGNAL.name: asked.denominator > 0 and asked.numerator > 0,
+    }
+    return next((name for name, is_so in found.items() if is_so and weights.get(name, 0.0) < 0), "")
 
 
-def _price_broken_calls(counts: RolloutCounts, weights: Mapping[str, float]) -> float:
-    # Not a share of its calls: a policy learns to read until one broken call among many ends it.
-    is_evasion = counts.broken_calls > 0 and not counts.edits
-    weight = weights.get(broken_tool_call.SIGNAL.name, 0.0)
-    return max(0.0, -SCALE * weight) if is_evasion else 0.0
+def price_evasions(weights: Mapping[str, float]) -> float:
+    """Difference between the work and an evasion of any kind, in scaled reward.
+
+    It is twice the larger weight: the spread of what is true or false is at most 1/2, and so a
+    scaled signal tells two rollouts apart by 2 or more.
+    """
+    return -SCALE * min(weights.get(name, 0.0) for name in _SIGNALS)
 
 
 class _Means(NamedTuple):
@@ -72,46 +80,49 @@ def lower_evasions(
     users: Sequence[UserId],
     strata: Sequence[str],
     *,
-    prices: Sequence[float],
+    evasions: Sequence[str],
     has_edits: Sequence[bool],
     weights: Mapping[str, float],
 ) -> list[float]:
     """Rewards, with evasions worth less in the mean than the work by their price.  [N] -> [N].
 
     The worth of the work is the smaller of two means over the other users of a stratum: of rollouts
-    that edit, and of all that do not evade. Evasions of one price lose as much as their mean is
-    above that worth less the price, and keep their differences. So their mean advantage is never
-    above 0. Where no rollout works, in the stratum or the window, all evasions get the lowest
-    reward, and nothing is learned.
+    that edit, and of all that do not evade. Evasions of each kind lose as much as their mean is
+    above that worth less the price, or above another kind of enough users, and keep their
+    differences: their mean advantage is never above 0, and a policy gains nothing by taking another
+    kind. Where no rollout works, in the stratum or the window, all evasions get the lowest reward,
+    and nothing is learned.
 
     Args:
         rewards: of signals. [N]
         users: their users. [N]
         strata: sets of rollouts that are compared. [N]
-        prices: of evasions; 0 for rollouts that work. [N]
+        evasions: signals of those that avoid the work; empty for others. [N]
         has_edits: rollouts that applied an edit. [N]
         weights: of the signals.
     """
-    works = _mean_rewards(rewards, users, strata, [not price for price in prices])
+    works = _mean_rewards(rewards, users, strata, [not kind for kind in evasions])
     edits = _mean_rewards(rewards, users, strata, has_edits)
     evading = {
-        price: _mean_rewards(rewards, users, strata, [each == price for each in prices])
-        for price in {*prices} - {0.0}
+        kind: _mean_rewards(rewards, users, strata, [each == kind for each in evasions])
+        for kind in {*evasions} - {""}
     }
-    lowest = lowest_reward(weights)
+    lowest, price = lowest_reward(weights), price_evasions(weights)
 
-    def lower(reward: float, user: UserId, stratum: str, price: float) -> float:
+    def lower(reward: float, user: UserId, stratum: str, kind: str) -> float:
         for name in (stratum, ""):
             found = [each.without(user) for means in (works, edits) if (each := means.get(name))]
             known = [mean for mean in found if mean is not None]
             if known:
-                excess = evading[price][name].mean - (min(known) - price)
-                return reward - max(0.0, excess)
+                own = evading[kind][name].mean
+                others = [each[name] for each in evading.values() if name in each]
+                kinds = [each.mean for each in others if len(each.by_user) >= FEWEST_USERS]
+                return reward - max(0.0, own - min([min(known) - price, *kinds]))
         return lowest
 
     return [
-        lower(reward, user, stratum, price) if price else reward
-        for reward, user, stratum, price in zip(rewards, users, strata, prices, strict=True)
+        lower(reward, user, stratum, kind) if kind else reward
+        for reward, user, stratum, kind in zip(rewards, users, strata, evasions, strict=True)
     ]
 
 

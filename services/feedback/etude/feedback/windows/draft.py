@@ -15,7 +15,7 @@ from etude.common.monitors.registry import penalise
 from etude.common.monitors.window import Action
 from etude.common.weights import VersionId
 from etude.feedback.credit import credit_rewards, lowest_reward, reward_rollouts
-from etude.feedback.evasions import lower_evasions, price_evasions
+from etude.feedback.evasions import find_evasions, lower_evasions
 from etude.feedback.ledger.user_keys import UserId
 from etude.feedback.signals.history import RolloutHistory
 from etude.feedback.signals.outcome import RolloutOutcome
@@ -118,7 +118,7 @@ def _reward(
         reward_rollouts(outcomes, weights),
         users,
         strata,
-        prices=price_evasions(outcomes, counts, weights),
+        evasions=find_evasions(outcomes, counts, weights),
         has_edits=[each.edits > 0 for each in counts],
         weights=weights,
     )
