@@ -147,6 +147,10 @@ EXAMPLES = {
         "etude tasks import verifiers rows.jsonl --tests tests --out mine",
         "etude tasks import verifiers traces.jsonl --out mine",
     ),
+    "import installed": (
+        "etude tasks import installed acme.Katas katas.json --out mine",
+        "etude tasks import installed acme.Katas ~/katas --out mine",
+    ),
     "traces": ("etude tasks traces demo", "etude tasks traces runs/mine --model runs/model"),
     "experiment simulate": (
         "etude experiment simulate --base 0.6 --effect 0.0137 --users 20000",

@@ -10,6 +10,7 @@ from tests.unit.agent.test_toolsets import SHOP, call
 from etude.agent.tools.base import ErrorKind
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import Workspace
+from etude.common.api.lint.linter import lint_text
 from etude.common.api.run.phases import RolloutPolicy
 from etude.common.errors import UserError
 
@@ -83,3 +84,27 @@ def test_a_package_that_registers_no_toolset_is_refused() -> None:
         toolset("acme.Absent")
     with pytest.raises(ValueError, match="should match pattern"):
         RolloutPolicy.model_validate({"toolset": "Standart"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("acme.Counting", "acme_tools:TOOLS", ""),
+        ("acme.Elsewhere", "", ""),
+        ("acme.Gone", "acme_tools:GONE", "acme.Gone cannot be imported from acme_tools:GONE"),
+        ("acme.Counting", "acme_tools:OTHER", "acme.Counting is a toolset and an MCP server"),
+    ],
+)
+def test_lint_names_a_toolset_that_its_package_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, why: str
+) -> None:
+    folder = tmp_path / "more"
+    folder.mkdir()
+    group = "etude.mcp_servers" if "OTHER" in value else "etude.toolsets"
+    entries = {group: {name: value}} if value else {}
+    install_package(folder, monkeypatch, name="acme_more", source="", entries=entries)
+    head = "apiVersion: etude.dev/v1alpha1\nkind: EvalRun\nmetadata: {name: a}\n"
+    text = f"{head}spec: {{rollout: {{toolset: {name}}}}}\n"
+    found = [each.what for each in lint_text(text, name="a.yaml") if "acme" in each.what]
+    assert len(found) == bool(why)
+    assert all(why in each for each in found)

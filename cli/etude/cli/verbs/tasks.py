@@ -343,6 +343,18 @@ def verifiers(
     )
 
 
+@imports.command(epilog=epilog("import installed"))
+def installed(
+    name: Annotated[str, typer.Argument(help="Name of the format, as acme.Katas.")],
+    source: Annotated[Path, typer.Argument(help="File or folder, as the format says.")],
+    *,
+    out: Annotated[Path, _OUT],
+) -> None:
+    """Take tasks in a format that an installed package registers."""
+    module = "etude.envserver.tasks.formats.command"
+    _run(module, "installed", name, str(source), "--out", str(out))
+
+
 @app.command(epilog=epilog("traces"))
 def traces(
     name: RunFolder,

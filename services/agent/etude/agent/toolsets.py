@@ -28,9 +28,10 @@ from etude.agent.tools import (
 )
 from etude.agent.tools.base import Access, ErrorKind, Tool, ToolError, ToolOutcome
 from etude.agent.tools.codebase_search import CodebaseSearch
+from etude.agent.tools.mcp_server import McpServer
 from etude.agent.workspace import JobError, Workspace, WorkspaceError, relative_path
 from etude.common import extensions
-from etude.common.errors import InvalidFieldError
+from etude.common.errors import InvalidFieldError, Problem, UserError
 
 MAX_ARGUMENT_CHARS = 512 << 10
 ROLE = """\
@@ -126,16 +127,37 @@ class Toolset:
 def toolset(name: str) -> Toolset:
     """The toolset of this name: of Etude, or one that an installed package registers.
 
+    The name of an MCP server stands for the tools of Standard and those of the server.
+
     Raises:
         InvalidFieldError: there is none.
         UserError: a package's toolset is not installed or broken.
     """
     if extensions.is_extension(name):
+        if extensions.is_installed(extensions.MCP_SERVERS, name):
+            return _with_server(name)
         return extensions.load_extension(extensions.TOOLSETS, name, Toolset)
     found = _toolsets().get(name)
     if found is None:
         raise InvalidFieldError("toolset", f"{name!r} is none of {', '.join(_toolsets())}")
     return found
+
+
+def _with_server(name: str) -> Toolset:
+    """Make a toolset of the tools of Standard and those of a package's MCP server.
+
+    Raises:
+        UserError: the server is not installed or broken, or two tools have one name.
+    """
+    server = extensions.load_extension(extensions.MCP_SERVERS, name, McpServer)
+    standard = _toolsets()["Standard"].tools
+    taken = sorted(standard.keys() & server.tools.keys())
+    if taken or extensions.is_installed(extensions.TOOLSETS, name):
+        what = f"has tools of Standard's names: {', '.join(taken)}" if taken else "is a toolset too"
+        fix = "register a toolset made of the tools that you want, under a name of its own"
+        problem = Problem("ExtensionBroken", f"{name} {what}", extensions.MCP_SERVERS, fix)
+        raise UserError(problem)
+    return make_toolset(name, {**standard, **server.tools})
 
 
 def list_schemas() -> Iterator[list[Mapping[str, object]]]:

@@ -17,6 +17,8 @@ NAME = r"[a-z][a-z0-9_-]*\.[A-Z][A-Za-z0-9]*"
 """Form of a name: the package's prefix in lower case, a dot, the name in capitals and letters."""
 REWARD_FUNCTIONS = "etude.reward_functions"
 TOOLSETS = "etude.toolsets"
+MCP_SERVERS = "etude.mcp_servers"
+TASK_FORMATS = "etude.task_formats"
 
 T = TypeVar("T")
 

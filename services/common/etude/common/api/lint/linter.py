@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, JsonValue, ValidationError
 
+from etude.common import extensions
 from etude.common.api.checkpoint.spec import CheckpointSpec
 from etude.common.api.evaluation.spec import EvalRunSpec
 from etude.common.api.lint.messages import (
@@ -33,6 +34,7 @@ from etude.common.api.yaml_documents import (
     parse_documents,
     read_bounded,
 )
+from etude.common.errors import UserError
 
 SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 
@@ -246,8 +248,11 @@ def _without_nulls(value: JsonValue) -> JsonValue:
 
 
 def _parameters(spec: JsonValue) -> Iterator[FieldMessage]:
-    """Errors in the parameters of algorithms and reward functions."""
+    """Errors in the parameters of algorithms and reward functions, and in toolsets of packages."""
+    yield from _toolset_messages(_field(spec, "rollout"), ("spec", "rollout"))
     for i, phase in enumerate(_items(spec, "phases")):
+        at_rollout = ("spec", "phases", i, "rollout")
+        yield from _toolset_messages(_field(phase, "rollout"), at_rollout)
         algorithm = _field(phase, "algorithm")
         name = _field(algorithm, "name") or "DrGRPO"
         if isinstance(name, str) and name in algorithms.PARAMETERS:
@@ -264,6 +269,23 @@ def _parameters(spec: JsonValue) -> Iterator[FieldMessage]:
                 yield FieldMessage((*at, "function"), str(error), "mend or reinstall the package")
                 continue
             yield from _of_owner(model, name, function, at)
+
+
+def _toolset_messages(rollout: JsonValue, at: FieldPath) -> Iterator[FieldMessage]:
+    """Errors of a toolset, or of an MCP server, of a package that is installed here."""
+    name = _field(rollout, "toolset")
+    if not isinstance(name, str) or not extensions.is_extension(name):
+        return
+    groups = (extensions.TOOLSETS, extensions.MCP_SERVERS)
+    here = [group for group in groups if extensions.is_installed(group, name)]
+    if len(here) > 1:
+        what = f"{name} is a toolset and an MCP server"
+        yield FieldMessage((*at, "toolset"), what, "give one of the two another name")
+    for group in here:
+        try:
+            extensions.load_extension(group, name, object)
+        except UserError as error:
+            yield FieldMessage((*at, "toolset"), error.problem.what, error.problem.fix)
 
 
 def _of_owner(

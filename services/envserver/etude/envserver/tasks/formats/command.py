@@ -8,11 +8,12 @@ import functools
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from etude.common import extensions
 from etude.common.errors import UserError
 from etude.common.harbor import task as folders
 from etude.common.run_folder.state import images_folder
@@ -21,18 +22,14 @@ from etude.envserver.images.dockerfile_build import PublishedImage, build_docker
 from etude.envserver.images.pull.pinning import pin_image
 from etude.envserver.images.pull.registry_access import RegistryAccess
 from etude.envserver.tasks.formats import harbor, swebench, verifiers
-from etude.envserver.tasks.formats.imported_task import ImportedTask, ImportRefusedError
+from etude.envserver.tasks.formats.imported_task import (
+    ImportedTask,
+    ImportRefusedError,
+    PendingImport,
+    TaskFormat,
+)
 
 _MAX_TIMEOUT_S = 86_400
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingImport:
-    """One task to import."""
-
-    name: str
-    """Name until it has an id."""
-    take: Callable[[], ImportedTask]
 
 
 def write_task(task: ImportedTask, out: Path) -> None:
@@ -42,6 +39,7 @@ def write_task(task: ImportedTask, out: Path) -> None:
         ImportRefusedError: there is one of that name.
         UserError: the task is invalid.
     """
+    _check_names(task)
     target = out / task.task_id
     if target.exists():
         raise ImportRefusedError(str(target), "exists already", "name a new folder with --out")
@@ -58,6 +56,20 @@ def write_task(task: ImportedTask, out: Path) -> None:
         partial.rename(target)
     finally:
         shutil.rmtree(partial.parent, ignore_errors=True)
+
+
+def _check_names(task: ImportedTask) -> None:
+    """Refuse names of folders and files that lead out of the new folder.
+
+    Raises:
+        ImportRefusedError: one does.
+    """
+    if "/" in task.task_id or task.task_id in {"", ".", ".."}:
+        raise ImportRefusedError("task_id", f"is {task.task_id[:80]!r}, which names no folder")
+    for name in task.files:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise ImportRefusedError(name[:200], "is no path inside of the task")
 
 
 def run_imports(imports: Iterable[PendingImport], out: Path) -> int:
@@ -126,6 +138,31 @@ def _harbor(given: argparse.Namespace) -> Iterator[PendingImport]:
         yield PendingImport(name=str(folder), take=partial(harbor.import_task, folder, images))
 
 
+def _installed(given: argparse.Namespace) -> Iterator[PendingImport]:
+    form = extensions.load_extension(extensions.TASK_FORMATS, given.format, TaskFormat)
+    try:
+        for each in form.find_tasks(given.source):
+            yield replace(each, take=partial(_take_installed, given.format, each))
+    except UserError:
+        raise
+    except Exception as cause:
+        raise _format_error(given.format, str(given.source), cause) from cause
+
+
+def _take_installed(name: str, pending: PendingImport) -> ImportedTask:
+    try:
+        return pending.take()
+    except UserError:
+        raise
+    except Exception as cause:
+        raise _format_error(name, pending.name, cause) from cause
+
+
+def _format_error(name: str, where: str, cause: Exception) -> ImportRefusedError:
+    what = f"cannot be read by {name}: {type(cause).__name__}: {str(cause)[:400]}"
+    return ImportRefusedError(where, what, "correct the source, or the package of the format")
+
+
 def _choose_images(build: str, registries: RegistryAccess) -> harbor.ImageChoice:
     """Images that are built into a folder or a store; into the folder of layouts unless given."""
     into = build or (images_folder() / "layouts").as_uri()
@@ -160,11 +197,15 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("--environment", type=Path, help="first files of every workspace")
     data.add_argument("--image", default="", help="name of the image that the tasks need")
     data.set_defaults(imports=_verifiers)
+    other = verbs.add_parser("installed")
+    other.add_argument("format", help="name that an installed package registers")
+    other.add_argument("source", type=Path, help="file or folder, as the format says")
+    other.set_defaults(imports=_installed)
     for verb in (one, data):
         verb.add_argument("--files", action="store_true", help="build nothing: take environment/")
     for verb in (one, rows):
         verb.add_argument("--credentials", type=Path, help="of registries, as Docker writes them")
-    for verb in (one, rows, data):
+    for verb in (one, rows, data, other):
         verb.add_argument("--out", type=Path, required=True, help="folder of the new tasks")
     return parser
 

@@ -1,5 +1,8 @@
-"""Result of an import: a task, or the error that rejects it."""
+"""Formats of tasks and the results of an import: a task, or the error that rejects it."""
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from etude.common.errors import Problem, UserError
@@ -22,3 +25,20 @@ class ImportedTask(NamedTuple):
     files: dict[str, File]
     notes: tuple[str, ...]
     """What is not as its author had it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingImport:
+    """One task to import."""
+
+    name: str
+    """Name until it has an id."""
+    take: Callable[[], ImportedTask]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFormat:
+    """Format that an installed package registers."""
+
+    find_tasks: Callable[[Path], Iterable[PendingImport]]
+    """Called with the source that the user names; it may be read while tasks are taken."""
