@@ -16,7 +16,7 @@ from etude.envserver.broker.broker import REBUILD_S, Broker
 from etude.envserver.broker.host_client import GrpcHostClient
 from etude.envserver.broker.service import BrokerService
 from etude.envserver.broker.shards.peer_service import PeerService
-from etude.envserver.broker.shards.peers import DEAD_AFTER_S, Peers
+from etude.envserver.broker.shards.peers import DEAD_AFTER_S, MOVE_S, Peers
 from etude.envserver.broker.shards.router import ShardRouter
 from etude.envserver.broker.shards.spills import Spills
 from etude.envserver.drivers.in_memory import MemoryDriver, run_tests
@@ -64,7 +64,7 @@ class ShardedPool:
         """A broker that listens, and knows the first one's address."""
         broker = Broker(pool(), self.nodes, shard=name, started_s=-REBUILD_S)
         seeds = next((each.target for each in self.shards.values()), "127.0.0.1:1")
-        peers = Peers(name=name, addresses=BrokerAddresses(seeds))
+        peers = Peers(name=name, addresses=BrokerAddresses(seeds), started_s=-MOVE_S)
         router = ShardRouter(broker, peers)
         router.connect()
         server = rpc_server.Server([])
@@ -134,6 +134,12 @@ class ShardedPool:
                     peer.heard_s -= 2 * DEAD_AFTER_S
             peers.remove_dead(now_s=time.monotonic())
             peers.lost_s -= later_s
+
+    async def move(self, host: str, broker: str) -> None:
+        """Let a host belong to another broker from now on, and its last one hear of it."""
+        heartbeat = self.hosts[host]
+        target = self.shards[broker].target
+        assert await heartbeat._send_to(target, heartbeat.host.held_leases())
 
     def owner(self, host: str) -> list[str]:
         """Names of the brokers that know a host."""

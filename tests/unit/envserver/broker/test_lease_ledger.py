@@ -222,6 +222,44 @@ def test_a_lease_that_its_host_does_not_know_is_dropped_once_it_had_time_to_appe
     assert ledger.leases == {}
 
 
+def test_a_heartbeat_that_was_overtaken_by_a_later_one_ends_no_lease() -> None:
+    ledger = ledger_with()
+    late, newest = beat(), beat(held("a"))
+    late.generation, newest.generation = 5, 6
+    ledger.heartbeat(newest, now_s=0)
+
+    answer = ledger.heartbeat(late, now_s=SETTLE_S + 1)
+
+    assert answer.generation == 0
+    assert ledger.leases.keys() == {"a"}
+    assert ledger.lost_total == 0
+
+
+def test_word_of_an_earlier_move_removes_no_host_that_came_back() -> None:
+    ledger = ledger_with()
+    moved, back = beat(), beat(held("a"))
+    moved.generation, back.generation = 5, 6
+    ledger.heartbeat(back, now_s=0)
+
+    ledger.move_host(moved)
+    assert ledger.leases.keys() == {"a"}
+
+    moved.generation = 7
+    ledger.move_host(moved)
+    assert ledger.leases == {}
+
+
+def test_a_host_whose_clock_went_back_is_heard_again_once_it_counts_as_silent() -> None:
+    ledger = ledger_with()
+    before, after = beat(held("a")), beat(held("a"))
+    before.generation, after.generation = 6, 5
+    ledger.heartbeat(before, now_s=0)
+    ledger.remove_silent_hosts(now_s=LOST_AFTER_S + 0.1)
+
+    assert ledger.heartbeat(after, now_s=LOST_AFTER_S + 0.2).generation == 5
+    assert ledger.leases.keys() == {"a"}
+
+
 def test_an_order_without_an_answer_leaves_no_environment() -> None:
     ledger = ledger_with()
     ledger.disown(["a"], now_s=0)

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.environments.sharded_pool import ShardedPool
 
-from etude.common.errors import InvalidFieldError
+from etude.common.errors import InvalidFieldError, UnavailableError
 from etude.common.rpc.broker_channel import dial_brokers
 from etude.envserver.broker.host_client import HostCallError
-from etude.envserver.broker.shards.router import divide_plan, soonest
+from etude.envserver.broker.shards.peers import MOVE_S, Peer, Peers
+from etude.envserver.broker.shards.router import ShardRouter, divide_plan, soonest
 from etude.envserver.broker.shards.spills import choose_spills
 from etude.v1 import broker_peers_pb2, environments_pb2, environments_pb2_grpc, plan_pb2
 
@@ -98,6 +99,46 @@ async def test_no_lease_is_lost_with_the_broker_that_granted_it(
     assert all(len(sharded.owner(name)) == 1 for name in HOSTS)
     assert await sharded.renew(left, sorted(granted)) == []
     assert held(sharded) == granted
+
+
+async def test_a_lease_is_found_although_its_host_moves_between_the_answers_of_two_brokers(
+    sharded: ShardedPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sharded.add_broker("b-3")
+    await sharded.beat()
+    granted = sorted(lease_ids(await sharded.launch("b-0", "a", 1)))
+    host = next(name for name, each in sharded.hosts.items() if each.host.held_leases())
+    (granter,) = sharded.owner(host)
+    asked = next(name for name in sharded.shards if name != granter)
+    others = [each.name for each in sharded.shards[asked].router.peers.living]
+    first, second = (name for name in others if name != granter)
+    await sharded.move(host, second)
+    ask = ShardRouter._renew_there
+
+    async def ask_and_move(
+        router: ShardRouter, peer: Peer, forwarded: broker_peers_pb2.ForwardRenewalRequest
+    ) -> set[str]:
+        missing = await ask(router, peer, forwarded)
+        if peer.name == first and sharded.owner(host) == [second]:
+            await sharded.move(host, first)
+        return missing
+
+    monkeypatch.setattr(ShardRouter, "_renew_there", ask_and_move)
+    assert await sharded.renew(asked, granted) == []
+    assert sharded.owner(host) == [first]
+
+
+async def test_a_broker_that_has_not_met_the_others_calls_no_lease_gone(
+    sharded: ShardedPool,
+) -> None:
+    router = sharded.shards["b-0"].router
+    await router.peers.stop()
+    router.peers = Peers(name="b-0", addresses=router.peers.addresses, target=router.peers.target)
+    with pytest.raises(UnavailableError, match="not met all others"):
+        await router.renew(["unknown-lease"], 60)
+
+    router.peers.started_s = -MOVE_S
+    assert await router.renew(["unknown-lease"], 60) == ["unknown-lease"]
 
 
 async def test_a_repeated_request_finds_the_leases_of_a_dead_broker(sharded: ShardedPool) -> None:

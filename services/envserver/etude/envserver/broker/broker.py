@@ -178,7 +178,7 @@ class Broker:
         """Take in a host's heartbeat, and answer with the leases to end."""
         if request.moved_to:
             if request.moved_to != self.shard:  # else it was known by another address
-                self.ledger.move_host(request.node_id)
+                self.ledger.move_host(request)
             return environments_pb2.HeartbeatResponse(generation=request.generation)
         # Holders could not renew while there was no broker.
         answer = self.ledger.heartbeat(
@@ -187,7 +187,7 @@ class Broker:
             adopted_until_unix_ms=_unix_ms() + 1000 * ADOPTED_S,
         )
         host = self.ledger.hosts.get(request.node_id)
-        if host is None or (request.base_generation and not answer.generation):
+        if host is None or answer.generation != request.generation:
             return answer  # it was not taken in
         self.drains.update_host(host, now_s=time.monotonic())
         for beginning in request.begun:

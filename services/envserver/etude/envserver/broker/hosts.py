@@ -202,6 +202,11 @@ class Hosts:
         slots = sum(host.slots for host in self._order)
         return f"no slot became free in time; this pool has {slots} on {len(self._order)} hosts"
 
+    def is_outdated(self, told: environments_pb2.HeartbeatRequest) -> bool:
+        """True if a later heartbeat of the same host has been taken in."""
+        host = self._by_id.get(told.node_id)
+        return host is not None and 0 < told.generation < host.generation
+
     def knows_base(self, told: environments_pb2.HeartbeatRequest) -> bool:
         """True if the leases of a heartbeat are complete, or changes of what was taken in last."""
         host = self._by_id.get(told.node_id)

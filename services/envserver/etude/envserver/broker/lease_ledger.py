@@ -161,7 +161,7 @@ class LeaseLedger:
         A lease that the host holds and that is unknown here was granted by a predecessor of this
         broker; it lives until the given time at least.
         """
-        if not self.hosts.knows_base(request):
+        if self.hosts.is_outdated(request) or not self.hosts.knows_base(request):
             return environments_pb2.HeartbeatResponse()
         host = self.hosts.apply_heartbeat(request, now_s=now_s)
         host.update_reported(request)
@@ -202,10 +202,11 @@ class LeaseLedger:
         """Leases whose hosts have fallen silent since a time."""
         return [lost for lost in self._lost.values() if lost.lost_s >= since_s]
 
-    def move_host(self, node_id: str) -> None:
+    def move_host(self, request: environments_pb2.HeartbeatRequest) -> None:
         """Forget a host that belongs to another broker now, which has its leases."""
-        host = self.hosts.get(node_id)
-        if host is None:
+        host = self.hosts.get(request.node_id)
+        # It may have come back before this was read.
+        if host is None or self.hosts.is_outdated(request):
             return
         for lease_id in list(host.leases):
             self._drop(self.leases[lease_id])

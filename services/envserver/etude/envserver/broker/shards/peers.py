@@ -52,6 +52,9 @@ class Peers:
     """Where others reach this broker, once it listens."""
     lost_s: float = -math.inf
     """When a broker was lost last."""
+    started_s: float = field(default_factory=time.monotonic)
+    _has_met: bool = False
+    """True once every other broker has answered in one exchange."""
     _peers: dict[str, Peer] = field(default_factory=dict)
     _dead_s: dict[str, float] = field(default_factory=dict)
     """When each lost broker was lost."""
@@ -91,6 +94,13 @@ class Peers:
     def settles_in_s(self, *, now_s: float) -> float:
         """Seconds until the hosts of the broker that was lost last belong to others; 0 if so."""
         return max(0.0, self.lost_s + MOVE_S - now_s)
+
+    def has_met(self, *, now_s: float) -> bool:
+        """True if no other broker is left that this one has not heard since it started.
+
+        One that does not answer for so long is dead, and its address only remembered.
+        """
+        return self.addresses is None or self._has_met or now_s - self.started_s > MOVE_S
 
     def stub(self, peer: Peer) -> "broker_peers_pb2_grpc.BrokerPeerServiceAsyncStub":
         """Client of another broker."""
@@ -147,14 +157,16 @@ class Peers:
         request = broker_peers_pb2.ReportLoadRequest(load=self.make_load())
         request.load.shard.name, request.load.shard.target = self.name, self.target
         others = [each for each in targets if each not in self._own_targets | {self.target}]
-        await asyncio.gather(*(self._report(each, request) for each in others))
+        answered = await asyncio.gather(*(self._report(each, request) for each in others))
+        self._has_met = self._has_met or all(answered)
 
     async def stop(self) -> None:
         """Close every channel."""
         for channel in self._channels.values():
             await channel.close()
 
-    async def _report(self, target: str, request: broker_peers_pb2.ReportLoadRequest) -> None:
+    async def _report(self, target: str, request: broker_peers_pb2.ReportLoadRequest) -> bool:
+        """Report to one broker; True if it has answered."""
         try:
             answer = await self._stub(target).ReportLoad(request, timeout=REPORT_DEADLINE_S)
             self._record_answer(target, answer)
@@ -163,6 +175,9 @@ class Peers:
                 log.warning("broker %s refuses this one: %s", target, error.details())
         except (InvalidFieldError, UserError) as error:
             log.warning("broker at %s: %s", target, error)
+        else:
+            return True
+        return False
 
     def _record_answer(self, target: str, answer: broker_peers_pb2.ReportLoadResponse) -> None:
         if answer.load.shard.name == self.name:

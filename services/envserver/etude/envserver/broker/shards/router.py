@@ -21,8 +21,8 @@ from etude.common.errors import (
 )
 from etude.common.pools.broker_shards import batch_key, choose_shard, granting_label
 from etude.common.rpc.retry_after import retry_after_s
-from etude.envserver.broker.broker import TICK_S, Broker
-from etude.envserver.broker.shards.peers import MOVE_S, Peer, Peers
+from etude.envserver.broker.broker import MOVING_S, TICK_S, Broker
+from etude.envserver.broker.shards.peers import Peer, Peers
 from etude.envserver.broker.snapshot_search import SNAPSHOT_S
 from etude.v1 import broker_peers_pb2, environments_pb2, plan_pb2
 
@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 FIND_DEADLINE_S = 2.0
 FORWARD_DEADLINE_S = 5.0
+RENEWAL_PASSES = 2
+"""A host that moves is known to its next broker before its last one forgets it, but may reach one
+that was already asked."""
 
 Launch = environments_pb2.LaunchBatchRequest
 Outcome = environments_pb2.LaunchBatchResponse
@@ -106,19 +109,15 @@ class ShardRouter:
         known, unknown = self.broker.ledger.split_known(lease_ids, owner)
         self.broker.renew(known, ttl_s)
         self.refuse_moving(unknown)
-        request = broker_peers_pb2.ForwardRenewalRequest(owner=owner)
-        request.renewal.ttl_seconds = ttl_s
         missing = unknown
-        for peer, asked in self._routes(unknown):
-            wanted = [each for each in asked if each in missing]
-            if not wanted:
-                continue
-            request.renewal.lease_ids[:] = wanted
-            told = await self._renew_there(peer, request)
-            missing = [each for each in missing if each not in wanted or each in told]
-        if missing:
-            missing = self.broker.renew(missing, ttl_s)
-        return missing
+        for _ in range(RENEWAL_PASSES):
+            missing = await self._renew_elsewhere(missing, ttl_s, owner)
+            arrived, missing = self.broker.ledger.split_known(missing, owner)
+            self.broker.renew(arrived, ttl_s)
+            if not missing or not self.peers.living:
+                break
+        self.refuse_moving(missing)
+        return self.broker.renew(missing, ttl_s) if missing else []
 
     def refuse_moving(self, lease_ids: Sequence[str]) -> None:
         """Refuse an answer about unknown leases while hosts move between brokers.
@@ -127,11 +126,15 @@ class ShardRouter:
             UnavailableError: they may turn up at another broker.
         """
         now_s, is_alone = time.monotonic(), not self.peers.living
+        if lease_ids and not self.peers.has_met(now_s=now_s):
+            raise UnavailableError(
+                "this broker has just started and has not met all others yet: try again in 2 s"
+            )
         if lease_ids and self.peers.settles_in_s(now_s=now_s):
             raise UnavailableError(
                 "a broker of this pool was lost and its hosts are moving: try again in 2 s"
             )
-        lost = {each.lease.lease_id for each in self.broker.ledger.lost_since(now_s - MOVE_S)}
+        lost = {each.lease.lease_id for each in self.broker.ledger.lost_since(now_s - MOVING_S)}
         if not is_alone and not lost.isdisjoint(lease_ids):
             raise UnavailableError(
                 "a silent host may be moving to another broker: try again in 2 s"
@@ -229,6 +232,20 @@ class ShardRouter:
                 yield answer.outcome
         except grpc.aio.AioRpcError as error:
             _raise_own(home, error)
+
+    async def _renew_elsewhere(self, lease_ids: list[str], ttl_s: int, owner: str) -> list[str]:
+        """Renew leases at the other brokers, one after the other; returns those that none knew."""
+        request = broker_peers_pb2.ForwardRenewalRequest(owner=owner)
+        request.renewal.ttl_seconds = ttl_s
+        missing = lease_ids
+        for peer, asked in self._routes(lease_ids):
+            wanted = [each for each in asked if each in missing]
+            if not wanted:
+                continue
+            request.renewal.lease_ids[:] = wanted
+            told = await self._renew_there(peer, request)
+            missing = [each for each in missing if each not in wanted or each in told]
+        return missing
 
     def _routes(self, lease_ids: Iterable[str]) -> list[tuple[Peer, list[str]]]:
         """Brokers to ask for leases, in order: those that granted them, then all others."""
