@@ -39,7 +39,7 @@ from etude.envserver.drivers.base import (
     StartKind,
     Verification,
 )
-from etude.envserver.drivers.gvisor import runsc
+from etude.envserver.drivers.gvisor import isolation_probe, runsc
 from etude.envserver.drivers.gvisor.container import GvisorContainer
 from etude.envserver.drivers.gvisor.runsc import RunscClient, RunscError
 from etude.envserver.drivers.gvisor.sandbox import (
@@ -236,13 +236,20 @@ class GvisorDriver(Driver):
             )
 
     async def _try_out(self) -> None:
-        """Start a container of the first image until it answers: runsc on PATH proves little."""
+        """Start a container of the first image, and probe from inside what it is isolated from."""
         folder = self.scratch / f"try-{next(_numbers)}"
         folders.remove_folder(folder)
         folder.mkdir(mode=0o700)
+        hidden = folder / "hidden"
+        hidden.touch()
         try:
             container = await self._begin(next(iter(self._roots)), folder)
-            await container.destroy()
+            try:
+                await isolation_probe.probe_isolation(
+                    container, hidden=hidden, kernel=isolation_probe.host_kernel()
+                )
+            finally:
+                await container.destroy()
         finally:
             await asyncio.to_thread(folders.remove_folder, folder)
 
