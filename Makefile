@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit bench-branches bench-repos bench-hacks bench-images bench-groups bench-scale bench-lending test-privacy search-model system-deps buf
+.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit bench-branches bench-repos bench-hacks bench-images bench-groups bench-scale bench-lending test-privacy search-model bench-search system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -206,8 +206,11 @@ bench-operator: $(READY) ## runs a second, API writes, memory and restart of the
 	$(RUN) python hack/testbed/build.py
 	$(RUN) python bench/operator_scale.py
 
-search-model: $(READY) ## train a table of word vectors for code search on the Python code at hand (four CPU minutes)
+search-model: $(READY) ## train an encoder for code search on the Python code at hand: runs/search-model (fifteen minutes)
 	PYTHONPATH=bench $(RUN) python -m search_bench.train --seed $(SEED)
+
+bench-search: $(READY) ## questions that code search answers, with the encoder, BM25 and MiniLM: bench/out/search.json (after search-model)
+	$(UV) run --locked --inexact --extra $(EXTRA) --extra search-minilm python bench/search.py
 
 system-deps: ## Debian packages for the cluster and microVM tests, and gVisor (as root)
 	bash hack/system-deps.sh

@@ -31,9 +31,7 @@ def answers(file: File) -> Iterator[Answer]:
     """The documented functions of one file, and its small classes."""
     tree = parsed(file.text)
     lines = file.text.split("\n")
-    for node in ast.walk(tree) if tree else ():
-        if not isinstance(node, _Definition):
-            continue
+    for node in _definitions(tree) if tree else ():
         question = _question(ast.get_docstring(node) or "")
         code = _code(node, lines)
         if question and len(code) >= MIN_BODY_LINES:
@@ -44,10 +42,9 @@ def without_docstrings(text: str) -> str:
     """The same code with empty lines in place of all docstrings."""
     lines = text.split("\n")
     tree = parsed(text)
-    for node in ast.walk(tree) if tree else ():
-        if isinstance(node, _Definition | ast.Module):
-            for number in _docstring(node):
-                lines[number - 1] = ""
+    for node in (tree, *_definitions(tree)) if tree else ():
+        for number in _docstring(node):
+            lines[number - 1] = ""
     return "\n".join(lines)
 
 
@@ -59,6 +56,15 @@ def parsed(text: str) -> ast.Module | None:
             return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return None
+
+
+def _definitions(node: ast.AST) -> Iterator[_Definition]:
+    """Functions and classes below a node; expressions hold none."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, _Definition):
+            yield child
+        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield from _definitions(child)
 
 
 def _question(docstring: str) -> str:

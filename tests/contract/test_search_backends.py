@@ -4,19 +4,27 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from etude.agent.search.codebase import Codebase, SearchedFiles
+from etude.agent.search.contents import content_digest
 from etude.agent.search.embedders.hashed import HashedEmbedder
 from etude.agent.search.embedders.interface import Embedder, cosines
 from etude.agent.search.embedders.minilm import PACKAGE, MiniLmEmbedder
-from etude.agent.search.embedders.registry import SearchBackendError, table_path
+from etude.agent.search.embedders.registry import SearchBackendError, encoder_path
 from etude.agent.search.embedders.registry import load_embedder as backend
 from etude.agent.search.embedders.trained import TrainedEmbedder
-from etude.agent.search.index import build_base_index
+from etude.agent.search.embedders.weights import EncoderWeights, Layer, Linear, quantise_rows
+from etude.agent.search.embedders.word_rows import MAX_WORDS, WordRows
+from etude.agent.search.index import build_base_index, index_chunks
+from etude.agent.search.shared_index import SharedIndex
 from etude.agent.search.tokens import count_words
+from etude.cli.agent.conversation import open_codebase
 from etude.common.api.pool.spec import SearchSettings
 from etude.common.api.storage import StoreAccess
 from etude.common.errors import CorruptError, UserError
@@ -27,10 +35,28 @@ TEXTS = ["def open_file(): return file", "close the door", "parse an HTTP header
 HAS_MINILM = importlib.util.find_spec(PACKAGE) is not None
 
 
-def table() -> TrainedEmbedder:
-    chance = np.random.default_rng(4)
-    return TrainedEmbedder.quantise_rows(
-        WORDS, chance.normal(size=(len(WORDS), 32)).astype(np.float32)
+def encoder(seed: int = 4) -> TrainedEmbedder:
+    chance = np.random.default_rng(seed)
+
+    def draw(*shape: int) -> NDArray[np.float32]:
+        return chance.normal(size=shape).astype(np.float32)
+
+    def linear(outputs: int, inputs: int) -> Linear:
+        return Linear.quantise(draw(outputs, inputs), draw(outputs))
+
+    rows, scales, unit = quantise_rows(draw(len(WORDS), 32))
+    layer = Layer(linear(96, 32), linear(32, 32), linear(64, 32), linear(32, 64))
+    return TrainedEmbedder.of(
+        EncoderWeights(
+            words=WORDS,
+            rows=rows,
+            scales=scales,
+            unit=unit,
+            places=draw(MAX_WORDS, 32),
+            kinds=np.zeros((2, 32), np.float32),
+            gate=linear(1, 32),
+            layers=[layer, layer],
+        )
     )
 
 
@@ -52,7 +78,7 @@ def made(request: pytest.FixtureRequest) -> Embedder:
         case "hashed":
             return HashedEmbedder()
         case "trained":
-            return table()
+            return encoder()
         case _:
             return MiniLmEmbedder.load()
 
@@ -92,25 +118,69 @@ def test_the_hashed_directions_are_these_for_ever() -> None:
 
 
 @pytest.mark.parametrize("threads", ["1", "4"])
-def test_threads_change_no_bit(threads: str) -> None:
+@pytest.mark.parametrize("name", ["hashed", "trained"])
+def test_neither_threads_nor_processors_change_a_bit(
+    name: str, threads: str, tmp_path: Path
+) -> None:
+    made = HashedEmbedder() if name == "hashed" else encoder()
+    if isinstance(made, TrainedEmbedder):
+        made.save(encoder_path(made.id, tmp_path))
     code = (
-        "import hashlib; from etude.agent.search.embedders.hashed import HashedEmbedder\n"
+        "import hashlib, sys; from pathlib import Path\n"
+        "from etude.agent.search.embedders.registry import load_embedder\n"
         "from etude.agent.search.tokens import count_words\n"
         "from etude.agent.search.embedders.interface import cosines\n"
-        "texts = [count_words(f'open door {n} file{n % 9}') for n in range(3000)]\n"
-        "rows = HashedEmbedder().embed(texts)\n"
-        "found = cosines(rows, rows[7])\n"
+        "embedder = load_embedder(sys.argv[1], Path(sys.argv[2]))\n"
+        "texts = [count_words(f'open door {n} file parse header'[n % 9:]) for n in range(900)]\n"
+        "rows = embedder.embed(texts)\n"
+        "found = cosines(rows, embedder.embed_query(texts[7]))\n"
         "print(hashlib.sha256(rows.tobytes() + found.tobytes()).hexdigest())"
     )
-    env = {**os.environ, "OPENBLAS_NUM_THREADS": threads, "OPENBLAS_CORETYPE": "Nehalem"}
-    other = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
-    mine = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    command = [sys.executable, "-c", code, made.id, str(tmp_path)]
+    # numpy without its vector instructions, and another kernel for matrices.
+    env = {
+        **os.environ,
+        "OPENBLAS_NUM_THREADS": threads,
+        "OPENBLAS_CORETYPE": "Nehalem",
+        "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512CD AVX512_SKX",
+    }
+    other = subprocess.run(command, env=env, capture_output=True, check=True)
+    mine = subprocess.run(command, capture_output=True, check=True)
     assert other.stdout == mine.stdout
 
 
-def test_a_table_survives_its_file(tmp_path: Path) -> None:
-    first = table()
-    path = table_path(first.id, tmp_path)
+def test_the_same_words_in_another_order_have_another_vector() -> None:
+    # A sum of words, as the former table was, cannot tell them apart.
+    made = encoder()
+    rows = made.embed([count_words("parse the http header"), count_words("header the parse http")])
+    assert (rows[0] != rows[1]).any()
+
+
+def test_an_unknown_word_is_read_by_its_parts() -> None:
+    made = encoder()
+    rows = made.embed([count_words("xopenfile"), count_words("open file"), count_words("zzz")])
+    assert rows[0].tolist() == rows[1].tolist()
+    assert not rows[2].any()
+
+
+def test_a_text_of_any_length_costs_no_more_than_its_first_words() -> None:
+    made = encoder()
+    words = WordRows(rows={f"w{n}": n for n in range(9_000)})
+    counts = dict.fromkeys((f"w{n}" for n in range(9_000)), 1)
+    assert list(words.read(counts)) == list(range(MAX_WORDS))
+    assert made.embed([count_words("open " * 100_000)]).shape == (1, 32)
+
+
+def test_chunks_above_the_limit_of_an_encoder_are_searched_by_words_alone() -> None:
+    made = replace(encoder(), max_texts=3)
+    files = {f"{n}.txt": b"open the door\n" for n in range(5)}
+    vectors = [entry.vector.any() for entry in index_chunks(files, made)]
+    assert vectors == [True, True, True, False, False]
+
+
+def test_an_encoder_survives_its_file(tmp_path: Path) -> None:
+    first = encoder()
+    path = encoder_path(first.id, tmp_path)
     first.save(path)
     data = path.read_bytes()
     again = backend(first.id, tmp_path)
@@ -118,12 +188,13 @@ def test_a_table_survives_its_file(tmp_path: Path) -> None:
     assert again.embed(texts).tobytes() == first.embed(texts).tobytes()
     TrainedEmbedder.load(path).save(path)
     assert path.read_bytes() == data
+    assert encoder(5).id != first.id
 
 
-def test_a_table_under_another_name_is_refused(tmp_path: Path) -> None:
+def test_an_encoder_under_another_name_is_refused(tmp_path: Path) -> None:
     other = "trained-" + "0" * 16
-    table().save(table_path(other, tmp_path))
-    with pytest.raises(SearchBackendError, match=f"holds {table().id}"):
+    encoder().save(encoder_path(other, tmp_path))
+    with pytest.raises(SearchBackendError, match=f"holds {encoder().id}"):
         backend(other, tmp_path)
 
 
@@ -133,37 +204,75 @@ def test_a_backend_that_is_not_here_is_refused(name: str, tmp_path: Path) -> Non
         backend(name, tmp_path)
 
 
-@pytest.mark.parametrize("spoil", ["cut", "noise", "pickle", "parts", "empty"])
-def test_a_spoilt_table_is_refused(spoil: str, tmp_path: Path) -> None:
-    path = tmp_path / "table.npz"
-    table().save(path)
-    match spoil:
-        case "cut":
-            path.write_bytes(path.read_bytes()[:-200])
-        case "noise":
-            path.write_bytes(os.urandom(500))
-        case "pickle":
-            np.savez(path, words=np.array([{}]), rows=np.array([{}]), scales=np.array([{}]))
-        case "parts":
-            rows, scales = np.zeros((3, 4), np.int8), np.zeros(2, np.uint16)
-            np.savez(path, words=np.frombuffer(b"a\nb", np.uint8), rows=rows, scales=scales)
-        case _:
-            path.write_bytes(b"")
-    with pytest.raises(CorruptError, match="not a table of words"):
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04" + bytes(500), None])
+def test_a_spoilt_file_is_refused(data: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "encoder.npz"
+    encoder().save(path)
+    path.write_bytes(path.read_bytes()[:-200] if data is None else data)
+    with pytest.raises(CorruptError, match="not an encoder"):
         TrainedEmbedder.load(path)
 
 
-def test_a_host_without_the_pools_table_does_not_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rows": np.array([{}])},
+        {"rows": np.zeros((len(WORDS), 32), np.int16)},
+        {"rows": np.zeros((len(WORDS), 2000), np.int8)},
+        {"0.inner.bias": np.zeros(63, np.float32)},
+        {"gate.scales": np.array([np.nan], np.float32)},
+        {f"{n}.inner.bias": np.zeros(64, np.float32) for n in range(9)},
+        {"words": np.frombuffer(b"a", np.uint8)},
+        {"unit": np.zeros((1, 1), np.float32)},
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(
+    changes: dict[str, NDArray[np.generic]], tmp_path: Path
+) -> None:
+    path = tmp_path / "encoder.npz"
+    arrays = encoder().transformer.weights.arrays() | changes
+    np.savez(path, **arrays)  # type: ignore[arg-type] # no name is allow_pickle
+    with pytest.raises(CorruptError, match="not an encoder"):
+        TrainedEmbedder.load(path)
+
+
+def test_a_table_of_former_releases_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "encoder.npz"
+    arrays = encoder().transformer.weights.arrays()
+    np.savez(path, words=arrays["words"], rows=arrays["rows"], scales=arrays["scales"])
+    with pytest.raises(CorruptError, match="not an encoder"):
+        TrainedEmbedder.load(path)
+
+
+def test_a_host_without_the_pools_encoder_does_not_start(tmp_path: Path) -> None:
     settings = SearchSettings(backend="trained-" + "0" * 16, models=tmp_path.as_uri())
     with pytest.raises(UserError, match="make search-model"):
         load_embedder(settings, tmp_path, StoreAccess())
-    table().save(table_path(table().id, tmp_path))
-    settings = SearchSettings(backend=table().id, models=tmp_path.as_uri())
+    encoder().save(encoder_path(encoder().id, tmp_path))
+    settings = SearchSettings(backend=encoder().id, models=tmp_path.as_uri())
     found = load_embedder(settings, tmp_path, StoreAccess())
     assert found is not None
-    assert found.id == table().id
+    assert found.id == encoder().id
     assert load_embedder(SearchSettings(), tmp_path, StoreAccess()) is None
     assert build_base_index({}, None).embedder.id == SearchSettings().backend
+
+
+async def test_a_users_folder_is_searched_with_the_encoder_of_the_training(tmp_path: Path) -> None:
+    path = encoder_path(encoder().id, tmp_path)
+    encoder().save(path)
+    files = {f"{n}.txt": text.encode() for n, text in enumerate(TEXTS)}
+    digests = {name: content_digest(data) for name, data in files.items()}
+
+    async def read(name: str) -> bytes | None:
+        return files[name]
+
+    searched = SearchedFiles(digests, read)
+    pool = Codebase(SharedIndex(files, encoder()))
+    found = await open_codebase(str(path)).search(searched, "close a door", [], 10)
+    assert found.backend == encoder().id
+    assert found == await pool.search(searched, "close a door", [], 10)
+    with pytest.raises(UserError, match="make search-model"):
+        open_codebase(str(tmp_path / ("trained-" + "0" * 16 + ".npz")))
 
 
 @pytest.mark.skipif(HAS_MINILM, reason="the extra search-minilm is installed")

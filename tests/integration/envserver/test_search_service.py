@@ -104,7 +104,8 @@ async def play(environment: RolloutEnvironment) -> list[str]:
 
 def use_folder(folder: Path, service: str) -> LocalEnvironment:
     user = Agreeing()
-    workspace = open_user_workspace(folder, user, user, search_service=service)
+    codebase = RemoteCodebase(address=service) if service else None
+    workspace = open_user_workspace(folder, user, user, codebase=codebase)
     return LocalEnvironment(toolset("Standard"), workspace)
 
 

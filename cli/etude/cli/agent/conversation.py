@@ -12,6 +12,9 @@ from types import FrameType
 from etude.agent.interactive.consent import AgentState
 from etude.agent.interactive.gateway_policy import GatewayPolicy
 from etude.agent.interactive.session import AgentSession, ConversationEvents
+from etude.agent.search.codebase import Codebase
+from etude.agent.search.remote import RemoteCodebase
+from etude.agent.search.shared_index import SharedIndex
 from etude.agent.trajectory import RolloutEnding
 from etude.cli.agent.screen import TerminalInput, TextScreen
 from etude.cli.output import say, say_problem
@@ -176,20 +179,51 @@ class TerminalConversation:
             say(ENDS[ending])
 
 
-def converse(work: UserWork, prompt: str, *, accepts_commands: bool, search_service: str) -> None:
-    """Work in the folder: on a prompt, or without one in a conversation."""
+def converse(work: UserWork, prompt: str, *, accepts_commands: bool, search: str) -> None:
+    """Work in the folder: on a prompt, or without one in a conversation.
+
+    Args:
+        work: what the user asked for.
+        prompt: first and only instruction; empty: they are read from the terminal.
+        accepts_commands: commands run without a question.
+        search: see `open_codebase`.
+
+    Raises:
+        UserError: there is no such search.
+    """
+    codebase = open_codebase(search)
     terminal = TerminalInput(sys.stdin.fileno())
     ask = terminal.ask if sys.stdin.isatty() else None
     screen = TextScreen(work.accepts_edits, accepts_commands, ask)
     events = work.open_events(work.open_client())
-    session = AgentSession.open(
-        events, screen, screen, max_turns=work.max_turns, search_service=search_service
-    )
+    session = AgentSession.open(events, screen, screen, max_turns=work.max_turns, codebase=codebase)
     conversation = TerminalConversation(session, work.home, terminal)
     if prompt:
         conversation.work_once(prompt)
     else:
         conversation.converse()
+
+
+def open_codebase(search: str) -> Codebase:
+    """Open a search of the user's folder.
+
+    Args:
+        search: URL of a code search service, or file of a trained encoder; empty: vectors that need
+            no model.
+
+    Raises:
+        UserError: the URL cannot be used, or there is no such encoder.
+        CorruptError: the file is not an encoder.
+    """
+    if not search:
+        return Codebase()
+    if "://" in search:
+        return RemoteCodebase(address=check_url(search, "--search"))
+    from etude.agent.search.embedders.registry import load_embedder  # noqa: PLC0415 - loads numpy
+
+    path = Path(search)
+    embedder = load_embedder(path.name.removesuffix(".npz"), path.parent)
+    return Codebase(SharedIndex(embedder=embedder))
 
 
 def flush_events(client: EventClient, *, timeout_s: float = FLUSH_S) -> bool:

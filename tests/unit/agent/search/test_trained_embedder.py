@@ -1,4 +1,4 @@
-"""The table of word vectors: what it learns, from what, and that it does so again."""
+"""Training of the encoder for code search, and the questions that it learns from."""
 
 import ast
 import importlib
@@ -9,6 +9,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
 from etude.agent.search.embedders.interface import cosines
 from etude.agent.search.embedders.trained import TrainedEmbedder
@@ -46,41 +47,89 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Import:
     return lambda name: importlib.import_module(f"search_bench.{name}")
 
 
-def lessons() -> list[tuple[str, str]]:
+def spoken() -> list[tuple[str, str]]:
     """Questions whose words are never in their answers: only training can tell."""
     chance = random.Random(2)
     letters = "abcdefghijklmnopqrstuvwxyz"
-    asked, told = (
-        ["".join(chance.choices(letters, k=6)) for _ in range(40)] for _ in ("asked", "told")
-    )
-    found = []
+    asked, answered = (["".join(chance.choices(letters, k=6)) for _ in range(40)] for _ in range(2))
+    pairs = []
     for _ in range(400):
         topics = chance.sample(range(40), 3)
-        found.append((" ".join(asked[t] for t in topics), " ".join(told[t] for t in topics)))
-    return found
+        pairs.append((" ".join(asked[t] for t in topics), " ".join(answered[t] for t in topics)))
+    return pairs
 
 
-def trained(bench: Import, seed: int) -> TrainedEmbedder:
-    training = bench("training")
+def train(bench: Import, seed: int) -> TrainedEmbedder:
+    training, lessons = bench("training"), bench("lessons")
     recipe = training.Recipe(
-        seed=seed, num_words=200, num_components=32, batch=64, epochs=12, dropout=0.0
+        seed=seed,
+        num_words=200,
+        width=32,
+        inner=32,
+        sums=training.Stage(passes=10, batch=64, learning_rate=0.02),
+        layers=training.Stage(passes=2, batch=64, learning_rate=0.002, num_wrong=1),
+        dropout=0.0,
     )
-    table = training.train([training.pair(*each) for each in lessons()], recipe, lambda loss: None)
-    return TrainedEmbedder.quantise_rows(table.words, table.rows)
+    texts = lessons.Texts()
+    numbers = [[texts.append(count_words(text).counts) for text in pair] for pair in spoken()]
+    learned = [
+        lessons.Lesson(f"package {index % 7}", question, answer, [numbers[index - 1][1]])
+        for index, (question, answer) in enumerate(numbers)
+    ]
+    return TrainedEmbedder.of(training.train(learned, texts, recipe, lambda line: None))
 
 
 def test_a_question_finds_an_answer_that_shares_no_word_with_it(bench: Import) -> None:
-    table, known = trained(bench, 0), lessons()[:100]
-    rows = table.embed([count_words(answer) for _, answer in known])
+    encoder, known = train(bench, 0), spoken()[:100]
+    rows = encoder.embed([count_words(answer) for _, answer in known])
     hits = [
-        index in np.argsort(-cosines(rows, table.embed_query(count_words(question))))[:3]
+        index in np.argsort(-cosines(rows, encoder.embed_query(count_words(question))))[:3]
         for index, (question, _) in enumerate(known)
     ]
     assert sum(hits) > 90
 
 
-def test_the_same_seed_makes_the_same_table(bench: Import) -> None:
-    assert trained(bench, 1).id == trained(bench, 1).id != trained(bench, 2).id
+def test_the_same_seed_makes_the_same_encoder(bench: Import) -> None:
+    assert train(bench, 1).id == train(bench, 1).id != train(bench, 2).id
+
+
+def test_whole_numbers_are_what_torch_trained(bench: Import) -> None:
+    encoder, training = bench("encoder"), bench("training")
+    torch.manual_seed(3)
+    words = [f"w{chr(97 + n)}" for n in range(20)]
+    model = encoder.Encoder(torch.randn(20, 32), 2, 64)
+    for each in model.parameters():
+        if each.ndim == 2 and each.shape[0] != 20:
+            torch.nn.init.normal_(each, std=0.2)
+    made = TrainedEmbedder.of(model.quantise(words))
+    texts = [count_words(text) for text in ("wa wb wc", "wd wa wd wd we", "wf " * 9 + "wg")]
+    for text in texts:
+        found = made.words.read(text.counts)
+        weights = torch.tensor([[training.weigh(count) for count in found.values()]])
+        batch = encoder.Batch(torch.tensor([list(found)]), weights)
+        for kind, row in enumerate((made.embed([text])[0], made.embed_query(text))):
+            exact = model(batch, kind, 2).detach().numpy()[0]
+            assert exact @ row / np.linalg.norm(row) > 0.999
+
+
+def test_wrong_chunks_are_of_the_package_and_no_answers(bench: Import) -> None:
+    corpus, lessons, questions = bench("corpus"), bench("lessons"), bench("questions")
+    body = "".join(f"    items = items + [price * {n}]\n" for n in range(20))
+    files = [
+        corpus.File("shop", f"shop/m{n}.py", f'def f{n}(items, price):\n    """{text}"""\n{body}')
+        for n, text in enumerate(("Adds up the prices of items.", "Sends all the items away."))
+    ]
+    answers = [answer for file in files for answer in questions.answers(file)]
+    chosen = lessons.choose(answers, {"Sends all the items away."}, 10, seed=0)
+    texts = lessons.Texts()
+    (one,) = lessons.add_lessons(files[:1], chosen, texts)
+    assert one.wrong == []
+    lesson, other = lessons.add_lessons(files, lessons.choose(answers, set(), 10, seed=0), texts)
+    assert lesson.wrong == [other.answer]
+    assert other.wrong == [lesson.answer]
+    words = list(texts.words)
+    read = [words[number] for number, _ in texts.text(one.answer)]
+    assert read == ["shop", "0", "py", "def", "items", "price", *map(str, range(1, 20))]
 
 
 def test_no_package_is_judged_that_something_was_learnt_from(bench: Import) -> None:

@@ -90,8 +90,7 @@ def work(  # noqa: PLR0913 - a verb has as many parameters as it has options
         accepts_edits=yes,
     )
     if not pool:
-        service = search and check_url(search, "--search")
-        converse(work, "".join(prompts or ()), accepts_commands=commands, search_service=service)
+        converse(work, "".join(prompts or ()), accepts_commands=commands, search=search)
         return
     from etude.cli.agent.pool_work import find_place, work_in_pool
 

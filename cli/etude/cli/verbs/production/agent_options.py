@@ -82,7 +82,11 @@ Commands = Annotated[
     bool, typer.Option("--commands", help="Run commands in the folder without a question.")
 ]
 Search = Annotated[
-    str, typer.Option(help="URL of a code search service, for work in the folder itself.")
+    str,
+    typer.Option(
+        help="URL of a code search service, or a file trained-….npz that the policy was trained"
+        " with, for work in the folder itself."
+    ),
 ]
 Pool = Annotated[
     str, typer.Option(help="Work in a pool, on a copy: a local run, or host:port of a broker.")

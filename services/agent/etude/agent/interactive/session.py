@@ -25,6 +25,7 @@ from etude.agent.interactive.user_workspace import (
     open_user_workspace,
 )
 from etude.agent.local import LocalEnvironment
+from etude.agent.search.codebase import Codebase
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.trajectory import RolloutCosts, RolloutEnding
 from etude.agent.turns import (
@@ -253,7 +254,7 @@ class AgentSession:
         screen: Screen,
         *,
         max_turns: int,
-        search_service: str = "",
+        codebase: Codebase | None = None,
     ) -> "AgentSession":
         """Open a conversation that works in the folder itself.
 
@@ -262,11 +263,9 @@ class AgentSession:
             approver: asks the user.
             screen: shows what happens.
             max_turns: of the policy, for one instruction.
-            search_service: address of a code search service; empty: this process searches.
+            codebase: searches the folder; None: with vectors that need no model.
         """
-        workspace = open_user_workspace(
-            events.folder, approver, events, search_service=search_service
-        )
+        workspace = open_user_workspace(events.folder, approver, events, codebase=codebase)
         environment = LocalEnvironment(events.policy.tools, workspace)
         return cls(events.policy, events, environment, screen, max_turns)
 

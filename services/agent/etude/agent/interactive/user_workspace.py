@@ -13,7 +13,6 @@ from typing_extensions import override
 
 from etude.agent.interactive.commands import CommandRunner
 from etude.agent.search.codebase import Codebase
-from etude.agent.search.remote import RemoteCodebase
 from etude.agent.tools.base import ToolError
 from etude.agent.workspace import (
     ExecResult,
@@ -140,11 +139,15 @@ class UserWorkspace(FolderWorkspace):
 
 
 def open_user_workspace(
-    folder: Path, approver: Approver, listener: DecisionListener, *, search_service: str = ""
+    folder: Path,
+    approver: Approver,
+    listener: DecisionListener,
+    *,
+    codebase: Codebase | None = None,
 ) -> UserWorkspace:
-    """Open a folder of the user of this process; a service answers searches if one is given."""
+    """Open a folder of the user of this process; without a codebase this process searches it."""
     runner = CommandRunner(folder, os.environ)
-    codebase = RemoteCodebase(address=search_service) if search_service else Codebase()
+    codebase = codebase or Codebase()
     return UserWorkspace(folder, runner.run, codebase, approver=approver, listener=listener)
 
 

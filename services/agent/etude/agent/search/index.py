@@ -56,6 +56,8 @@ class ChunkIndex:
 def index_chunks(files: Mapping[str, bytes], embedder: Embedder) -> Iterator[IndexedChunk]:
     """The chunks of those files that are searched, in the order of their paths and lines.
 
+    Chunks above the embedder's limit have zeros for a vector: words alone find them.
+
     Raises:
         UnavailableError: there is no parser on this machine.
     """
@@ -65,9 +67,12 @@ def index_chunks(files: Mapping[str, bytes], embedder: Embedder) -> Iterator[Ind
         if is_searched(path, files[path])
     }
     found = itertools.islice(chunk_files(wanted), MAX_CHUNKS)
+    left = embedder.max_texts
     while some := list(itertools.islice(found, _EMBEDDED_AT_ONCE)):
         texts = [_passage(piece) for piece in some]
-        rows = embedder.embed(texts)
+        rows = np.zeros((len(some), embedder.num_components), np.int8)
+        rows[:left] = embedder.embed(texts[:left])
+        left = max(0, left - len(some))
         for piece, text, row in zip(some, texts, rows, strict=True):
             yield IndexedChunk(piece.chunk, text.counts, row)
 

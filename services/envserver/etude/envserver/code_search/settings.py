@@ -22,7 +22,7 @@ class CodeSearchSettings:
     search: SearchSettings
     """Embedder, as pools name it."""
     scratch: Path
-    """Folder for a table from an object store."""
+    """Folder for an encoder from an object store."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:

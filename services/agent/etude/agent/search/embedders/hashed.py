@@ -44,6 +44,11 @@ class HashedEmbedder(Embedder):
     def floor(self) -> float:
         return 0.4  # lower cosines come from words that all code shares
 
+    @property
+    @override
+    def max_texts(self) -> int:
+        return 200_000  # ten seconds of CPU time
+
     @override
     def embed(self, passages: Sequence[Passage]) -> Bytes:
         sums = np.zeros((len(passages), COMPONENTS))

@@ -36,6 +36,11 @@ class Embedder(Protocol):
         """Largest cosine of texts that are unrelated to the question."""
         ...
 
+    @property
+    def max_texts(self) -> int:
+        """Texts of one index that get a vector, which bounds its CPU time."""
+        ...
+
     def embed(self, passages: Sequence[Passage]) -> Bytes:
         """One row per text; zeros if no word of it is known.  [N, C]."""
         ...

@@ -67,6 +67,11 @@ class MiniLmEmbedder(Embedder):
     def floor(self) -> float:
         return 0.2
 
+    @property
+    @override
+    def max_texts(self) -> int:
+        return 2_000  # four minutes of CPU time
+
     @override
     def embed(self, passages: Sequence[Passage]) -> Bytes:
         rows = np.zeros((len(passages), _COMPONENTS))

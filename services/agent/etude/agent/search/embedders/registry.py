@@ -22,8 +22,8 @@ class SearchBackendError(UserError):
         super().__init__(Problem(reason="SearchBackend", what=what, where=where, fix=fix))
 
 
-def table_path(name: str, folder: Path) -> Path:
-    """Path of the trained table with this id."""
+def encoder_path(name: str, folder: Path) -> Path:
+    """Path of the trained encoder with this id."""
     return folder / f"{name}.npz"
 
 
@@ -32,12 +32,12 @@ def load_embedder(name: str, folder: Path) -> Embedder:
 
     Args:
         name: an id.
-        folder: of trained tables.
+        folder: of trained encoders.
 
     Raises:
         SearchBackendError: it is not here, or the file has the content of another.
         UserError: the sentence model is not installed.
-        CorruptError: the file is not a table.
+        CorruptError: the file is not an encoder.
     """
     if name == HASHED_ID:
         return HashedEmbedder()
@@ -46,7 +46,7 @@ def load_embedder(name: str, folder: Path) -> Embedder:
     if not _TRAINED.fullmatch(name):
         known = f"{HASHED_ID}, {MINILM} and trained-… are known"
         raise SearchBackendError(name, "there is no such backend", f"name one: {known}")
-    path = table_path(name, folder)
+    path = encoder_path(name, folder)
     if not path.is_file():
         raise SearchBackendError(name, f"{path} does not exist", "train it: make search-model")
     found = TrainedEmbedder.load(path)

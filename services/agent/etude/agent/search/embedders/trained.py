@@ -1,52 +1,36 @@
-"""Embedder with a table that was trained on questions about code: one row per word, summed.
+"""Embedder with an encoder that was trained on questions about code."""
 
-    v(text) = Σ_w f(tf(w)) · scale(w) · row(w),   f(n) = round(16 · (1 + ln n))
-
-Rows, scales and f are whole numbers, so the sum is exact. A word without a row adds nothing.
-"""
-
-import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
-from zipfile import BadZipFile
 
 import numpy as np
-from blake3 import blake3
-from numpy.typing import NDArray
 from typing_extensions import override
 
-from etude.agent.search.embedders.interface import MAX_COMPONENTS, Bytes, Embedder, quantise
-from etude.agent.search.tokens import COUNT_WEIGHTS, MAX_COUNT, Passage
-from etude.common.errors import CorruptError
+from etude.agent.search.embedders.interface import Bytes, Embedder
+from etude.agent.search.embedders.transformer import CODE, QUESTION, Transformer
+from etude.agent.search.embedders.weights import EncoderWeights, load_weights
+from etude.agent.search.embedders.word_rows import WordRows
+from etude.agent.search.tokens import Passage
 
-MAX_FILE_BYTES = 64 << 20
-_MAX_SCALE = 4095
-_COUNT_WEIGHTS = np.array(COUNT_WEIGHTS)
+_BATCH = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedEmbedder(Embedder):
-    """A table of words; build it with `of` or `load`."""
+    """An encoder; build it with `of` or `load`."""
 
-    digest: str
-    """BLAKE3 of words, rows and scales."""
-    ids: Mapping[str, int]
-    rows: Bytes
-    """[V, C]."""
-    scales: NDArray[np.uint16]
-    """Length of each row, in steps.  [V]."""
-
-    @property
-    @override
-    def id(self) -> str:
-        return f"trained-{self.digest[:16]}"
+    id: str
+    words: WordRows = field(repr=False)
+    transformer: Transformer = field(repr=False)
+    max_texts: int = 20_000
+    """A minute of CPU time."""
 
     @property
     @override
     def num_components(self) -> int:
-        return int(self.rows.shape[1])
+        return self.transformer.weights.num_components
 
     @property
     @override
@@ -55,58 +39,39 @@ class TrainedEmbedder(Embedder):
 
     @override
     def embed(self, passages: Sequence[Passage]) -> Bytes:
-        sums = np.zeros((len(passages), self.num_components))
-        for index, passage in enumerate(passages):
-            held = [(self.ids[w], n) for w, n in passage.counts.items() if w in self.ids]
-            if held:
-                ids, counts = np.array(held).T
-                weights = _COUNT_WEIGHTS[np.minimum(counts, MAX_COUNT)] * self.scales[ids]
-                sums[index] = weights.astype(np.float64) @ self.rows[ids].astype(np.float64)
-        return quantise(sums)
+        texts = [self.words.read(passage.counts) for passage in passages]
+        rows = np.zeros((len(texts), self.num_components), np.int8)
+        # Texts of a length are computed together, so that little of the work is for padding.
+        order = sorted(range(len(texts)), key=lambda index: (len(texts[index]), index))
+        for start in range(0, len(order), _BATCH):
+            some = order[start : start + _BATCH]
+            rows[some] = self.transformer.encode([texts[index] for index in some], CODE)
+        return rows
+
+    @override
+    def embed_query(self, question: Passage) -> Bytes:
+        words = self.words.read(question.counts)
+        row: Bytes = self.transformer.encode([words], QUESTION)[0]
+        return row
 
     @classmethod
-    def quantise_rows(cls, words: Sequence[str], rows: NDArray[np.float32]) -> Self:
-        """The nearest table of whole numbers."""
-        largest = np.abs(rows).max(axis=1)
-        scales = np.rint(largest * _MAX_SCALE / largest.max()).astype(np.uint16)
-        return cls._build("\n".join(words).encode(), quantise(rows.astype(np.float64)), scales)
+    def of(cls, weights: EncoderWeights) -> Self:
+        """Build the embedder of some weights."""
+        return cls(
+            id=f"trained-{weights.digest[:16]}",
+            words=WordRows(rows={word: row for row, word in enumerate(weights.words)}),
+            transformer=Transformer.of(weights),
+        )
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load the table from a file that `save` wrote.
+        """Load the encoder from a file.
 
         Raises:
-            CorruptError: the file is not a table.
+            CorruptError: the file is not one.
         """
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise CorruptError(f"{path} is larger than any table of words")
-        try:
-            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
-                words, rows, scales = (found[name] for name in ("words", "rows", "scales"))
-        except (ValueError, KeyError, OSError, EOFError, BadZipFile) as error:
-            raise CorruptError(f"{path} is not a table of words: {error}") from error
-        kinds = (words.dtype, rows.dtype, scales.dtype)
-        text = words.tobytes()
-        num_words = text.count(b"\n") + 1
-        if (
-            kinds != (np.uint8, np.int8, np.uint16)
-            or rows.ndim != 2
-            or scales.shape != (num_words,)
-            or rows.shape[0] != num_words
-            or not 0 < rows.shape[1] <= MAX_COMPONENTS
-        ):
-            raise CorruptError(f"{path} is not a table of words: its parts do not fit together")
-        return cls._build(text, rows, scales)
+        return cls.of(load_weights(path))
 
     def save(self, path: Path) -> None:
-        """Write the table to a file, the same bytes for the same table."""
-        words = np.frombuffer("\n".join(self.ids).encode(), np.uint8)
-        with path.open("wb") as file:
-            np.savez(file, words=words, rows=self.rows, scales=self.scales)
-
-    @classmethod
-    def _build(cls, text: bytes, rows: Bytes, scales: NDArray[np.uint16]) -> Self:
-        digest = blake3(text + b"\0" + rows.tobytes() + scales.astype("<u2").tobytes()).hexdigest()
-        words = text.decode("ascii", "replace").split("\n")
-        ids = {word: index for index, word in enumerate(words)}
-        return cls(digest=digest, ids=ids, rows=rows, scales=scales)
+        """Write the encoder to a file, the same bytes for the same encoder."""
+        self.transformer.weights.save(path)

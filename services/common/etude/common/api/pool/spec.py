@@ -190,16 +190,16 @@ class SearchSettings(Model):
             cel="self.backend.startsWith('trained-') == has(self.models)",
             holds=lambda s: s.backend.startswith("trained-") == (s.models is not None),
             message="a trained backend needs models, and no other one reads it",
-            fix="set models to the folder of the trained tables, or remove it",
+            fix="set models to the folder of the trained encoders, or remove it",
             field_path=".models",
         ),
     )
 
     backend: Annotated[str, Field(max_length=32, pattern=BACKEND)] = "hashed-1"
     """Where vectors come from: hashed-1 needs no model, minilm-l6-v2 is a packaged sentence model,
-    trained-… a table that `make search-model` wrote. A host without this one does not start."""
+    trained-… an encoder that `make search-model` wrote. A host without this one does not start."""
     models: Annotated[str, Field(max_length=512, pattern=MODELS)] | None = None
-    """Folder with the trained table of that name."""
+    """Folder with the trained encoder of that name."""
     service: Annotated[str, Field(max_length=512, pattern=SERVICE_URL)] | None = None
     """URL of a code search service, such as http://search.team:7070: the shadow of the one that
     the product serves. It answers searches in place of the hosts, and must have this backend."""
