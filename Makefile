@@ -206,7 +206,7 @@ bench-operator: $(READY) ## runs a second, API writes, memory and restart of the
 	$(RUN) python hack/testbed/build.py
 	$(RUN) python bench/operator_scale.py
 
-search-model: $(READY) ## train an encoder for code search on the Python code at hand: runs/search-model (fifteen minutes)
+search-model: $(READY) ## train an encoder for code search on the Python code at hand: runs/search-model (five CPU minutes)
 	PYTHONPATH=bench $(RUN) python -m search_bench.train --seed $(SEED)
 
 bench-search: $(READY) ## questions that code search answers, with the encoder, BM25 and MiniLM: bench/out/search.json (after search-model)

@@ -25,7 +25,7 @@ class TrainedEmbedder(Embedder):
     words: WordRows = field(repr=False)
     transformer: Transformer = field(repr=False)
     max_texts: int = 20_000
-    """A minute of CPU time."""
+    """A minute or two of CPU time."""
 
     @property
     @override
