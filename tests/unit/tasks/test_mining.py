@@ -83,6 +83,18 @@ def test_a_change_of_one_function_leaves_the_choices_of_the_others() -> None:
     assert [each for each in beside if each[0].function.name != "late"] == alone
 
 
+def test_further_mutations_come_behind_those_that_are_tried_at_first() -> None:
+    found = mutations.list_mutations("a.py", _SHOP.encode(), PYTHON)
+    first, more = (
+        mutations.choose_mutations(found, seed=3, per_function=2, num_more=num_more)
+        for num_more in (0, 8)
+    )
+    for few, many in zip(first, more, strict=True):
+        assert many[: len(few)] == few
+        assert len({each.key for each in many}) == len(many) <= len(few) + 8
+    assert sum(map(len, more)) > sum(map(len, first))
+
+
 @given(
     documentation=st.text(max_size=600),
     errors=st.dictionaries(st.sampled_from(["AssertionError", "KeyError"]), st.integers(1, 9)),

@@ -20,7 +20,9 @@ from etude.envserver.tasks.mining.suite import SuiteReport, SuiteRunner, require
 from etude.envserver.tasks.verify import TaskVerifier
 
 PER_FUNCTION = 2
-"""Mutations of one function that are tried."""
+"""Mutations of one function that are tried at first, up to a task."""
+NUM_MORE = 8
+"""Mutations of one function, with a task or without, that are tried where these are too few."""
 _MIN_TIMEOUT_S, _TIMES = 60.0, 10.0
 """Time limit of a mutated suite, at least, and in its usual times: some mutations never end."""
 _T = TypeVar("_T")
@@ -62,7 +64,7 @@ class TaskMiner:
     say: Callable[[str], None]
     """Called with each line of progress."""
 
-    def candidates(self) -> list[list[Mutation]]:
+    def candidates(self, *, num_more: int = 0) -> list[list[Mutation]]:
         """Mutations of each function in the order in which they are tried."""
         found = [
             function
@@ -71,7 +73,9 @@ class TaskMiner:
             for function in mutations.list_mutations(path, file.content, self.language)
         ]
         seed = self.options.seed
-        return mutations.choose_mutations(found, seed=seed, per_function=PER_FUNCTION)
+        return mutations.choose_mutations(
+            found, seed=seed, per_function=PER_FUNCTION, num_more=num_more
+        )
 
     async def mine(self) -> int:
         """Try mutations until there are enough tasks; returns their number.
@@ -82,7 +86,16 @@ class TaskMiner:
         """
         if not self.journal.stable_tests:
             await self._measure_suite()
-        pending = list(self._pending())
+        await self._try_functions(list(self._pending()))
+        while self.journal.num_tasks < self.options.num_tasks:
+            pending = list(self._more_pending())
+            if not pending:
+                break
+            await self._try_functions(pending)
+        return self.journal.num_tasks
+
+    async def _try_functions(self, pending: list[list[Mutation]]) -> None:
+        """Try mutations until there are enough tasks, at most one new task a function."""
         self.say(f"{sum(map(len, pending))} mutations of {len(pending)} functions to try")
         async with contextlib.aclosing(
             run_in_order(pending, self._try_function, self.options.num_jobs)
@@ -93,7 +106,12 @@ class TaskMiner:
                     break
                 for outcome in outcomes:
                     self._record(outcome)
-        return self.journal.num_tasks
+
+    def _more_pending(self) -> Iterator[list[Mutation]]:
+        """Find mutations that were not tried, of functions with a task too."""
+        for function in self.candidates(num_more=NUM_MORE):
+            if left := [each for each in function if each.key not in self.journal.outcomes]:
+                yield left
 
     def _pending(self) -> Iterator[list[Mutation]]:
         outcomes = self.journal.outcomes

@@ -71,12 +71,18 @@ def list_mutations(path: str, source: bytes, language: MinedLanguage) -> list[li
 
 
 def choose_mutations(
-    functions: list[list[Mutation]], *, seed: int, per_function: int
+    functions: list[list[Mutation]], *, seed: int, per_function: int, num_more: int = 0
 ) -> list[list[Mutation]]:
     """Mutations of each function in the order in which they are tried: documented ones first.
 
     A function's choice depends on the seed and on itself alone, so that a change of one function
     leaves the mutations of the others.
+
+    Args:
+        functions: all mutations of each.
+        seed: of the choice.
+        per_function: mutations of different kinds.
+        num_more: mutations of any kind behind them.
     """
     chosen = list[tuple[tuple[bool, float], list[Mutation]]]()
     for mutations in functions:
@@ -89,7 +95,10 @@ def choose_mutations(
             rng.choice([each for each in mutations if each.kind == kind])
             for kind in kinds[:per_function]
         ]
-        chosen.append(((is_last, rng.random()), picked))
+        place = (is_last, rng.random())
+        others = [each for each in mutations if each not in picked]
+        more = rng.sample(others, min(num_more, len(others)))
+        chosen.append((place, [*picked, *more]))
     return [picked for _, picked in sorted(chosen, key=lambda row: row[0])]
 
 
