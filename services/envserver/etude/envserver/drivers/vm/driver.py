@@ -35,7 +35,7 @@ from etude.envserver.drivers.vm.delta_file import VerifiedFiles
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.guest_vm import GuestVm
-from etude.envserver.drivers.vm.interface import VmTemplate
+from etude.envserver.drivers.vm.interface import Vmm, VmTemplate
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.registry import VmRegistry
 from etude.envserver.drivers.vm.sandbox import VmSandbox
@@ -51,6 +51,7 @@ from etude.envserver.drivers.vm.suspend.lease_vm import (
     VmContext,
     suspended_file,
 )
+from etude.envserver.drivers.vm.uid_pool import UidPool
 from etude.envserver.drivers.vm.vmm_processes import VM_FOLDER, VmFolders
 from etude.envserver.egress.environment_egress import PoolEgress
 from etude.envserver.guest.commands import CommandSettings, guest_limits
@@ -77,6 +78,8 @@ class VmDriver(Driver):
     images: Mapping[str, BuiltImage]
     """Image of each pool template, by the template's name."""
     jail: Jail = field(default_factory=Jail)
+    uids: UidPool = field(default_factory=UidPool)
+    """User ids of its VMs, one for each."""
     egress: PoolEgress | None = None
     """Egress policy; None denies everything."""
     limits: guest_pb2.GuestLimits = field(default_factory=guest_limits)
@@ -123,6 +126,7 @@ class VmDriver(Driver):
     @override
     async def start(self) -> None:
         await self._registry.open()
+        self.uids.reserve(self._registry.uids)
         for image in self.images.values():
             if image.address not in self._starters:
                 self._starters[image.address] = self._make_starter(await self.load_template(image))
@@ -239,10 +243,12 @@ class VmDriver(Driver):
         sizes = task_templates.image_sizes(self._registry.templates)
         return {address: size for address, size in sizes.items() if address not in known}
 
-    async def _adopt(self, templates: Sequence[VmTemplate]) -> None:
+    async def _adopt(self, templates: Sequence[VmTemplate]) -> list[Vmm]:
         """Adopt the VMs of some templates that an earlier process left."""
-        for vmm in await self._registry.adopt(templates):
+        adopted = await self._registry.adopt(templates)
+        for vmm in adopted:
             self.scheduler.watch(vmm)
+        return adopted
 
     async def _close_starter(self, starter: VmStarter) -> None:
         await starter.warm_pool.close()

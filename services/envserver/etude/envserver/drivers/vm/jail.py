@@ -10,8 +10,10 @@ import functools
 import os
 import shutil
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from etude.envserver.drivers.vm.uid_pool import UidPool
 
 KVM = Path("/dev/kvm")
 NOBODY = 65_534
@@ -22,11 +24,31 @@ _MAX_FILES = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jail:
-    """User of one VM's process. In production each VM has its own."""
+    """User of one VM's process."""
 
     uid: int = NOBODY
     gid: int = NOBODY
     """With KVM: the group that may open /dev/kvm."""
+    users: UidPool | None = field(default=None, compare=False)
+    """Where each VM gets a user of its own; None: all have the same."""
+
+    def take_user(self) -> "Jail":
+        """Take a user for one more VM, until `give_user`.
+
+        Raises:
+            VmmError: all are in use.
+        """
+        return self if self.users is None else replace(self, uid=self.users.take())
+
+    def share_user(self) -> None:
+        """Count one more VM of this user: one that is forked keeps the user of its parent."""
+        if self.users is not None:
+            self.users.reserve([self.uid])
+
+    def give_user(self) -> None:
+        """Free the user for other VMs: a VM of it has ended."""
+        if self.users is not None:
+            self.users.give(self.uid)
 
     def command(
         self,

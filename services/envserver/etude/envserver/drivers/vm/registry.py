@@ -135,6 +135,11 @@ class VmRegistry:
         self._key = _load_key(self.scratch / "key")
         self._left = await asyncio.to_thread(vmm_processes.reap_at_start, self._folders)
 
+    @property
+    def uids(self) -> list[int]:
+        """User ids of VMs from an earlier process that are not adopted yet."""
+        return [noted.uid for noted in self._left.values()]
+
     def memory_sharers(self) -> dict[str, list[int]]:
         """List processes of adoptable VMs that share a template's memory, by template address."""
         found: dict[str, list[int]] = {}

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from etude.common.errors import CorruptError
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.firecracker import jail, memory_files
-from etude.envserver.drivers.vm.firecracker.uid_pool import UIDS, UidPool
 from etude.envserver.drivers.vm.firecracker.vmlinux import vmlinux
 from etude.envserver.drivers.vm.firecracker.vmm_processes import FirecrackerFolders, vm_id_prefix
+from etude.envserver.drivers.vm.jail import Jail
+from etude.envserver.drivers.vm.uid_pool import UIDS, UidPool
 
 PAGE = 4096
 PAGES = 64
@@ -169,6 +170,16 @@ def test_no_two_vms_have_the_same_user_and_a_number_rests() -> None:
     assert len({UIDS[0], first, second}) == 3
     users.give(first)
     assert users.take() not in {UIDS[0], first, second}
+
+
+def test_a_user_that_forked_vms_share_is_free_when_the_last_of_them_has_ended() -> None:
+    first = Jail(users=UidPool()).take_user()
+    first.share_user()
+    first.give_user()
+    assert first.uid not in {first.take_user().uid for _ in UIDS[1:]}
+
+    first.give_user()
+    assert first.take_user().uid == first.uid
 
 
 def test_users_end() -> None:

@@ -15,7 +15,6 @@ from etude.envserver.drivers.vm.firecracker import (
     jail,
     memory_files,
     template,
-    uid_pool,
     vmm_processes,
 )
 from etude.envserver.drivers.vm.firecracker.api_requests import FirecrackerConfig
@@ -23,13 +22,12 @@ from etude.envserver.drivers.vm.firecracker.compatibility import compat_key
 from etude.envserver.drivers.vm.firecracker.jail import FirecrackerPrograms
 from etude.envserver.drivers.vm.firecracker.template import FirecrackerTemplate
 from etude.envserver.drivers.vm.firecracker.template_cache import FirecrackerTemplateCache
-from etude.envserver.drivers.vm.firecracker.uid_pool import UidPool
 from etude.envserver.drivers.vm.firecracker.vm import HostContext
 from etude.envserver.drivers.vm.firecracker.vmlinux import vmlinux
 from etude.envserver.drivers.vm.firecracker.vmm_processes import FirecrackerFolders
 from etude.envserver.drivers.vm.prewarm import prewarm_template
 from etude.envserver.drivers.vm.start.cpu_budget import StartWork
-from etude.envserver.drivers.vm.vmm_processes import load_records
+from etude.envserver.drivers.vm.uid_pool import empty_network
 from etude.envserver.guest.channel import GuestLostError
 from etude.envserver.images.built_image import BuiltImage
 
@@ -42,7 +40,6 @@ class FirecrackerDriver(VmDriver):
     programs: FirecrackerPrograms
     name: str = "firecracker"
     strength: IsolationStrength = IsolationStrength.STRONG
-    _users: UidPool | None = None
     _context: HostContext | None = None
 
     @override
@@ -65,11 +62,11 @@ class FirecrackerDriver(VmDriver):
 
     async def _template(self, image: BuiltImage) -> FirecrackerTemplate:
         kept = FirecrackerTemplateCache(folder=self._registry.templates, key=self._registry.key)
-        ground, users = self._host_context(), self._uid_pool()
+        ground = self._host_context()
         key = await asyncio.to_thread(compat_key, self.programs.firecracker, self.machine, image)
         address = await asyncio.to_thread(kept.find, key)
         if address is None:
-            await self._boot(image, kept, key, ground, users)
+            await self._boot(image, kept, key, ground)
             address = await asyncio.to_thread(kept.find, key)
         if address is None:
             raise VmmError("the cached files are not what was written")
@@ -79,7 +76,7 @@ class FirecrackerDriver(VmDriver):
             machine=self.machine,
             folder=kept.folder_of(key),
             context=ground,
-            uids=users,
+            uids=self.uids,
         )
 
     async def _boot(
@@ -88,14 +85,13 @@ class FirecrackerDriver(VmDriver):
         kept: FirecrackerTemplateCache,
         key: str,
         ground: HostContext,
-        users: UidPool,
     ) -> None:
         folder = self._boot_folder()
         kernel = folder.with_name(f"{folder.name}.vmlinux")
         try:
             await asyncio.to_thread(_unpack, image, kernel)
             async with self.scheduler.acquire_start(StartWork.BOOT):
-                running = await template.start_vmm(self.machine, ground, users, folder=folder)
+                running = await template.start_vmm(self.machine, ground, self.uids, folder=folder)
                 with kept.add(key) as target:
                     await template.boot_template(
                         image, kernel, running, target=target, warm_up=prewarm_template
@@ -109,16 +105,8 @@ class FirecrackerDriver(VmDriver):
                 raise VmmError(f"{self.scratch}: its file system has blocks larger than a page")
             mine = vmm_processes.vm_id_prefix(self.scratch)
             jail.remove_cgroups(self.programs.firecracker.name, mine)
-            self._context = HostContext(
-                programs=self.programs, prefix=mine, netns=uid_pool.empty_network()
-            )
+            self._context = HostContext(programs=self.programs, prefix=mine, netns=empty_network())
         return self._context
-
-    def _uid_pool(self) -> UidPool:
-        if self._users is None:
-            self._users = UidPool()
-            self._users.reserve(noted.uid for noted in load_records(self.vm_folders()).values())
-        return self._users
 
 
 def _unpack(image: BuiltImage, target: Path) -> None:

@@ -33,12 +33,12 @@ from etude.envserver.drivers.vm.firecracker.api_requests import (
     FirecrackerConfig,
 )
 from etude.envserver.drivers.vm.firecracker.jail import FirecrackerJail
-from etude.envserver.drivers.vm.firecracker.uid_pool import UidPool
 from etude.envserver.drivers.vm.firecracker.vm import FirecrackerVm, HostContext
 from etude.envserver.drivers.vm.guest_vm import BOOT_LIMIT_S, prepare_template
 from etude.envserver.drivers.vm.interface import VmDelta, Vmm, VmTemplate, downcast
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.template_cache import template_address
+from etude.envserver.drivers.vm.uid_pool import UidPool
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.images.built_image import BuiltImage
 

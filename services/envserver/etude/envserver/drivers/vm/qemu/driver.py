@@ -7,14 +7,17 @@ is no isolation boundary; only the jail is, and the level is WEAK: one tenant, t
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from typing_extensions import override
 
 from etude.envserver.drivers.base import IsolationStrength
+from etude.envserver.drivers.vm import uid_pool, vm_record
 from etude.envserver.drivers.vm.driver import VmDriver
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.interface import VmTemplate
+from etude.envserver.drivers.vm.interface import Vmm, VmTemplate
 from etude.envserver.drivers.vm.prewarm import prewarm_template
 from etude.envserver.drivers.vm.qemu import boot
 from etude.envserver.drivers.vm.qemu.command_line import Accelerator, QemuConfig
@@ -45,6 +48,8 @@ class QemuDriver(VmDriver):
         VmDriver.__post_init__(self)
         is_kvm = self.machine.accelerator is Accelerator.KVM
         self.strength = IsolationStrength.STRONG if is_kvm else IsolationStrength.WEAK
+        if uid_pool.are_mapped():
+            self.jail = replace(self.jail, users=self.uids)
 
     @override
     async def start(self) -> None:
@@ -74,6 +79,18 @@ class QemuDriver(VmDriver):
         except OSError as error:
             log.warning("template of image %s cannot be cached: %s", image.name, error)
         return template
+
+    @override
+    async def _adopt(self, templates: Sequence[VmTemplate]) -> list[Vmm]:
+        adopted = await VmDriver._adopt(self, templates)
+        for vmm in adopted:
+            noted = vm_record.load(vmm.folder)
+            if noted is not None:
+                vmm.exited.add_done_callback(partial(self._free_user, noted.uid))
+        return adopted
+
+    def _free_user(self, uid: int, _exited: "asyncio.Future[int | None]") -> None:
+        self.uids.give(uid)
 
     @override
     def _make_starter(self, template: VmTemplate) -> VmStarter:

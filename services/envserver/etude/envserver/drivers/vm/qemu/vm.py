@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -44,6 +44,8 @@ class QemuVm(VmmProcess):
 
     keeps_channel: ClassVar[bool] = True
     machine: QemuConfig
+    jail: Jail = field(default_factory=Jail)
+    """Its user; the default for one that was adopted."""
     _qmp: QmpClient | None = None
 
     @property
@@ -153,34 +155,42 @@ async def start(  # noqa: PLR0913 - what it starts is five things
         VmmError: it did not start; the message has its last output.
     """
     mark = mark_value(folder).ljust(mark_bytes, os.sep)
-    with listening(folder, "qmp") as qmp, listening(folder, "agent") as agent:
-        sockets = VmmSockets(qmp=qmp.fileno(), agent=agent.fileno())
-        inherited = (*descriptors, sockets.qmp, sockets.agent)
-        command = jail.command(
-            program(sockets),
-            memory_bytes=machine.memory_bytes,
-            file_bytes=2 * machine.memory_bytes,
-            inherited=inherited,
-        )
-        process = _start_process(command, inherited, folder, mark)
-    vm = _watch(machine, folder, process.pid, os.pidfd_open(process.pid), process.wait)
-    return await _connected(vm, jail, template)
+    own = jail.take_user()
+    try:
+        with listening(folder, "qmp") as qmp, listening(folder, "agent") as agent:
+            sockets = VmmSockets(qmp=qmp.fileno(), agent=agent.fileno())
+            inherited = (*descriptors, sockets.qmp, sockets.agent)
+            command = own.command(
+                program(sockets),
+                memory_bytes=machine.memory_bytes,
+                file_bytes=2 * machine.memory_bytes,
+                inherited=inherited,
+            )
+            process = _start_process(command, inherited, folder, mark)
+        vm = _watch(machine, folder, process.pid, os.pidfd_open(process.pid), process.wait)
+    except BaseException:
+        own.give_user()
+        raise
+    return await _connected(vm, own, template)
 
 
 async def connect_child(
     machine: QemuConfig, folder: Path, pid: int, *, jail: Jail, template: str
 ) -> QemuVm:
-    """Connect to a VMM that a fork server has forked as a child of this process."""
+    """Connect to a VMM that a fork server of this user has forked as a child of this process."""
 
     def reap() -> int:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     vm = _watch(machine, folder, pid, os.pidfd_open(pid), reap)
+    jail.share_user()
     return await _connected(vm, jail, template)
 
 
 async def _connected(vm: QemuVm, jail: Jail, template: str) -> QemuVm:
-    """Record and connect a new VMM; destroy it on failure."""
+    """Record and connect a new VMM, whose user is free once it has ended; destroy it on failure."""
+    vm.jail = jail
+    vm.exited.add_done_callback(lambda _: jail.give_user())
     try:
         vm.save_record(identify(vm.pid), uid=vmm_uid(jail.uid), template=template)
         await vm.connect()

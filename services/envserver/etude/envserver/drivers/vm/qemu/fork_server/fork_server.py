@@ -40,7 +40,6 @@ class ForkServer:
 
     vm: QemuVm
     _control: socket.socket
-    _jail: Jail
     _template: str
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _children: set[int] = field(default_factory=set)
@@ -91,7 +90,7 @@ class ForkServer:
             self._children.add(pid)
         try:
             found = await vm.connect_child(
-                self.vm.machine, folder, pid, jail=self._jail, template=self._template
+                self.vm.machine, folder, pid, jail=self.vm.jail, template=self._template
             )
         except BaseException as cause:
             self._children.discard(pid)
@@ -160,7 +159,7 @@ async def start_fork_server(
     except BaseException:
         ours.close()
         raise
-    return ForkServer(shell, ours, jail, base.address)
+    return ForkServer(shell, ours, base.address)
 
 
 async def _start_vmm(

@@ -2,21 +2,25 @@
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.isolation import syscalls
 
 UIDS = range(600_000, 660_000)
 """Above those that distributions give to people, services and containers."""
+_MAP = Path("/proc/self/uid_map")
 
 
 @dataclass(slots=True)
 class UidPool:
-    """Pool of user ids; each is used by one VM at a time."""
+    """Pool of user ids; each is taken for one VM, and shared with those that are forked from it."""
 
-    _taken: set[int] = field(default_factory=set)
+    _taken: Counter[int] = field(default_factory=Counter)
+    """VMs by user id."""
     _next: int = 0
 
     def take(self) -> int:
@@ -30,16 +34,26 @@ class UidPool:
             if found not in self._taken:
                 # Round robin: a user id rests before it is used again.
                 self._next = found - UIDS.start + 1
-                self._taken.add(found)
+                self._taken[found] += 1
                 return found
         raise VmmError(f"all {len(UIDS)} user ids for VMs are in use")
 
     def reserve(self, numbers: Iterable[int]) -> None:
-        """Reserve the user ids of running VMs."""
+        """Reserve the user ids of running VMs, one of each."""
         self._taken.update(numbers)
 
     def give(self, number: int) -> None:
-        self._taken.discard(number)
+        """Free the user id of a VM that has ended, if no other VM has it."""
+        self._taken[number] -= 1
+        if self._taken[number] <= 0:
+            del self._taken[number]
+
+
+def are_mapped() -> bool:
+    """True if this process may give these user ids to others: it is root, and knows them all."""
+    rows = [[int(each) for each in line.split()] for line in _MAP.read_text().splitlines()]
+    is_known = any(first <= UIDS[0] and UIDS[-1] < first + count for first, _, count in rows)
+    return os.geteuid() == 0 and is_known
 
 
 def empty_network() -> int:
