@@ -12,11 +12,12 @@ from tests.support.vm import microvms
 
 from etude.agent.workspace import ExecResult, WorkspaceLostError
 from etude.envserver.drivers.base import IsolationStrength, Sandbox, SandboxError, Verification
-from etude.envserver.drivers.vm import sealed_files
+from etude.envserver.drivers.vm import sealed_files, uid_pool
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 from etude.envserver.drivers.vm.qemu.template import QemuTemplate
 from etude.envserver.drivers.vm.start.quarantine import QuarantinedError, StartQuarantine
+from etude.envserver.drivers.vm.vmm_processes import VM_FOLDER, load_records
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.storage import folders, trees
@@ -62,6 +63,16 @@ async def begun(driver: QemuDriver, name: str) -> Sandbox:
     await found.initialize(TREE)
     assert found.is_started
     return found
+
+
+@pytest.mark.skipif(not uid_pool.are_mapped(), reason="users of VMs need root")
+async def test_two_vms_have_two_users(driver: QemuDriver) -> None:
+    for name in ("a", "b"):
+        await begun(driver, name)
+    noted = load_records(driver.vm_folders())
+    found = {noted[driver.leases / name / VM_FOLDER].uid for name in ("a", "b")}
+    assert len(found) == 2
+    assert found <= set(uid_pool.UIDS)
 
 
 @pytest.mark.smoke

@@ -11,7 +11,7 @@ from tests.support.vm import microvms
 from tests.support.vm.daemons import Daemon
 
 from etude.envserver.drivers import process_identity
-from etude.envserver.drivers.vm import vmm_processes
+from etude.envserver.drivers.vm import uid_pool, vmm_processes
 from etude.envserver.drivers.vm.vmm_processes import VM_FOLDER
 from etude.envserver.images.built_image import BuiltImage
 
@@ -83,6 +83,33 @@ def test_vms_and_their_template_outlive_a_killed_daemon(start: Start, scratch: P
     assert second.ask("run", "c", "ls; pidof sleep") == "README\ndeep\n"
     second.ask("close", *names)
     assert machines(scratch) == set()
+
+
+def users(scratch: Path) -> dict[str, int]:
+    """Users of the leases' VMs, as the kernel has them."""
+    noted = vmm_processes.load_records(vmm_processes.VmFolders(scratch=scratch))
+    leased = {at.parent.name: each for at, each in noted.items() if at.name == VM_FOLDER}
+    found = {name: Path(f"/proc/{each.process.pid}").stat().st_uid for name, each in leased.items()}
+    assert found == {name: each.uid for name, each in leased.items()}
+    return found
+
+
+@pytest.mark.skipif(not uid_pool.are_mapped(), reason="users of VMs need root")
+def test_a_vm_keeps_its_user_when_its_daemon_is_killed_and_no_later_vm_gets_it(
+    start: Start, scratch: Path
+) -> None:
+    first = start()
+    first.ask("begin", "a")
+    before = users(scratch)
+    assert set(before.values()) <= set(uid_pool.UIDS)
+    first.kill()
+
+    second = start()
+    assert second.ask("find", "a") == {"a": "begun"}
+    second.ask("begin", "b")
+    after = users(scratch)
+    assert after["a"] == before["a"]
+    assert after["b"] != after["a"]
 
 
 @pytest.mark.parametrize("name", ["memory", "state"])
