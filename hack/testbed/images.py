@@ -18,9 +18,11 @@ HOST_PROGRAMS = (
     Path("/usr/bin/prlimit"),
     Path("/usr/bin/setpriv"),
     Path("/usr/bin/qemu-system-x86_64"),
+    Path("/usr/bin/unsquashfs"),
+    Path("/usr/local/bin/runsc"),
 )
-"""What roles call beside Python: vLLM on CPU asks lscpu for the cores; the others start microVMs,
-on a machine that has them."""
+"""What roles call beside Python: vLLM on CPU asks lscpu for the cores; the others start microVMs
+and containers of gVisor, on a machine that has them."""
 FIRMWARE = (Path("/usr/share/qemu"), Path("/usr/share/seabios"))
 """What QEMU loads into a machine before its guest."""
 NOBODY = "65534"
@@ -73,7 +75,7 @@ def write_base(path: Path, commands: Sequence[Path]) -> None:
         Entry("lib", target="usr/lib"),
         Entry("lib64", target="usr/lib64"),
     ]
-    path_variable = ":".join((*map(str, commands), "/bin", "/usr/bin"))
+    path_variable = ":".join((*map(str, commands), "/bin", "/usr/bin", "/usr/local/bin"))
     write(path, BASE, entries, command=["/bin/sh"], environment=[f"PATH={path_variable}"])
 
 
