@@ -111,8 +111,7 @@ async def test_what_ended_leaves_no_process_no_folder_and_no_user(
         await sandbox.close()
         assert not vm.folder.exists()
     assert FirecrackerFolders(scratch=driver.scratch).find_processes() == {}
-    assert driver._users is not None
-    assert driver._users._taken == set()
+    assert not driver.uids._taken
 
 
 async def test_a_jailer_that_fails_is_heard(make: Make, tmp_path: Path) -> None:
@@ -164,5 +163,4 @@ async def test_who_is_cancelled_while_a_vm_starts_leaves_no_process(
         if not task.cancelled():
             await task.result().destroy()
     assert FirecrackerFolders(scratch=driver.scratch).find_processes() == {}
-    assert driver._users is not None
-    assert driver._users._taken == set()
+    assert not driver.uids._taken
