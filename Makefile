@@ -187,7 +187,7 @@ bench-groups: $(READY) ## one set-up and 16 forks against 16 set-ups: bench/out/
 bench-scale: $(READY) ## one run over several brokers, one killed under load: bench/out/scale.json (simulated nodes, idle, minutes)
 	$(RUN) python bench/scale.py
 
-bench-lending: $(READY) ## a floor of a pool lent to rollouts, in bursts of people: bench/out/lending.json (driver Process, idle, two minutes)
+bench-lending: $(READY) ## a floor of a pool lent to rollouts, in bursts of people: bench/out/lending.json (driver Process, idle, three minutes)
 	$(RUN) python bench/lending.py
 
 bench-routing: $(READY) ## throughput, balance and prefix hits of 1 to 8 engines (simulated, a minute)

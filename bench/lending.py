@@ -1,10 +1,10 @@
 """A floor of a pool that is lent to rollouts: does serving wait longer for it, is anything lost?
 
-python bench/lending.py [--seconds 40] [--seed 7]
+python bench/lending.py [--seconds 60] [--seed 7]
 
 Broker and host run as processes (driver Process), with 12 slots. People ask for sandboxes in
-bursts; rollouts fill what they may, by the trainer's own client, and write one line a turn. Three
-times the same people:
+bursts, never more than 6 at once; rollouts fill what they may, by the trainer's own client, and
+write one line a turn. Three times the same people:
   reserved   the peer: 6 slots are kept for people, rollouts have the other 6
   lent       a floor of 6 for people; rollouts have all 12, and are paused for people
   unlent     no floor: rollouts have all 12, and people wait until one ends
@@ -51,9 +51,11 @@ SLOTS, FLOOR = 12, 6
 TURNS = 10
 THINK_S = 1.0
 """Time of a completion between two turns of a rollout."""
-USE_S = 2.5
+USE_S = 1.5
 """Time for which a person uses a sandbox."""
-CALM_S, BURST_S = 4.0, 8.0
+LEAVE_S = 1.0
+"""Time in which a sandbox has started, and has ended: the next person may come then."""
+CALM_S, BURST_S = 2.0, 5.0
 """Mean time between two lone people, and between two bursts."""
 OUTAGE_S = 300.0
 SAMPLE_S = 0.1
@@ -66,12 +68,14 @@ class Mode(NamedTuple):
     rollouts: int
     """Rollouts at once."""
     floor: int
+    share: float = 1.0
+    """Of the time of the other modes."""
 
 
 MODES = (
     Mode("reserved", SLOTS - FLOOR, 0),
     Mode("lent", SLOTS, FLOOR),
-    Mode("unlent", SLOTS, 0),
+    Mode("unlent", SLOTS, 0, 0.5),
 )
 
 
@@ -98,8 +102,8 @@ class Load:
     turns: int = 0
     lost_rollouts: int = 0
     lost_people: int = 0
-    people: int = 0
-    """Sandboxes that people hold now."""
+    rollouts: int = 0
+    """Environments that rollouts hold now."""
     lent_s: float = 0.0
     preempted_s: float = 0.0
     cpu_s: float = 0.0
@@ -131,6 +135,14 @@ class Load:
             EtudeError: it is lost.
         """
         environment = await self._lease(environments_pb2.LEASE_CLASS_TRAINING)
+        self.rollouts += 1
+        try:
+            await self._roll(environment, until_s)
+        finally:
+            self.rollouts -= 1
+            self.leases.release([environment.lease.lease_id])
+
+    async def _roll(self, environment: SandboxClient, until_s: float) -> None:
         written = []
         for turn in range(TURNS):
             await environment.run([_command(turn, f"echo {turn} >> log")])
@@ -142,14 +154,12 @@ class Load:
         changes = environments_pb2.WorkspaceDiff.FromString(await environment.diff())
         found = [file.content.decode().split() for file in changes.written if file.path == "log"]
         self.lost_rollouts += found != [written]
-        self.leases.release([environment.lease.lease_id])
 
     async def _person(self, at_s: float) -> None:
         await asyncio.sleep(at_s)
         asked_s = time.monotonic()
         try:
             environment = await self._lease(environments_pb2.LEASE_CLASS_SERVING)
-            self.people += 1
             await environment.run([_command(0, "echo hello")])
         except EtudeError as error:
             self.lost_people += 1
@@ -157,7 +167,6 @@ class Load:
             return
         self.latency_s.append(time.monotonic() - asked_s)
         await asyncio.sleep(USE_S)
-        self.people -= 1
         self.leases.release([environment.lease.lease_id])
 
     async def _lease(self, lease_class: environments_pb2.LeaseClass) -> SandboxClient:
@@ -185,40 +194,40 @@ class Load:
         last_s = time.monotonic()
         while last_s < until_s:
             await asyncio.sleep(SAMPLE_S)
-            held = await asyncio.to_thread(_gauges, pool.ports["probe-broker"])
+            num_paused = await asyncio.to_thread(_num_preempted, pool.ports["probe-broker"])
             now_s = time.monotonic()
-            rollouts = held["etude_env_leases"] - held["etude_env_preempted_leases"] - self.people
-            self.lent_s += max(0.0, rollouts - (SLOTS - FLOOR)) * (now_s - last_s)
-            self.preempted_s += held["etude_env_preempted_leases"] * (now_s - last_s)
+            running = self.rollouts - num_paused
+            self.lent_s += max(0.0, running - (SLOTS - FLOOR)) * (now_s - last_s)
+            self.preempted_s += num_paused * (now_s - last_s)
             last_s = now_s
 
 
 def arrivals(seed: int, seconds: float) -> list[float]:
-    """Seconds at which people come: alone now and then, and in bursts of half a floor to all."""
+    """Seconds at which people come: alone, and in bursts; no more at once than the floor has."""
     source = random.Random(seed)  # noqa: S311 - nothing secret depends on it
-    found, at_s = [], 0.0
+    wishes, at_s = [], 0.0
     while (at_s := at_s + source.expovariate(1 / CALM_S)) < seconds:
-        found.append(at_s)
+        wishes.append(at_s)
     at_s = 1.0
     while at_s < seconds:
-        found += [at_s + source.uniform(0, 0.2) for _ in range(source.randint(FLOOR // 2, FLOOR))]
+        wishes += [at_s + source.uniform(0, 0.2) for _ in range(source.randint(FLOOR // 2, FLOOR))]
         at_s += BURST_S * source.uniform(0.7, 1.3)
-    return sorted(found)
+    found: list[float] = []
+    for wish_s in sorted(wishes):
+        if sum(wish_s - each_s < USE_S + LEAVE_S for each_s in found) < FLOOR:
+            found.append(wish_s)
+    return found
 
 
 def _command(number: int, command: str) -> ToolCall:
     return ToolCall(f"call-{number}", "run_terminal", json.dumps({"command": command}))
 
 
-def _gauges(port: int) -> dict[str, float]:
+def _num_preempted(port: int) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         lines = answer.read().decode().splitlines()
-    wanted = ("etude_env_leases", "etude_env_preempted_leases")
-    return {
-        name: float(value)
-        for name, _, value in (line.partition(" ") for line in lines)
-        if name in wanted
-    }
+    (found,) = [line for line in lines if line.startswith("etude_env_preempted_leases ")]
+    return float(found.split()[1])
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -252,14 +261,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=40.0, help="of each mode")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each mode")
     parser.add_argument("--seed", type=int, default=7, help="of the people")
     given = parser.parse_args()
     console = Console(width=None if os.isatty(1) else 140)
     found: dict[str, Load] = {}
     for mode in MODES:
-        console.log(f"{mode.name}: {given.seconds:.0f} s …")
-        found[mode.name] = asyncio.run(measure(mode, given.seconds, given.seed))
+        seconds = given.seconds * mode.share
+        console.log(f"{mode.name}: {seconds:.0f} s …")
+        found[mode.name] = asyncio.run(measure(mode, seconds, given.seed))
     _show(console, found)
     reserved, lent, unlent = found["reserved"], found["lent"], found["unlent"]
     p99_s = quantile(reserved.latency_s, 0.99)
