@@ -62,15 +62,12 @@ class WindowDraft:
             editing=monitors.editing_configs(self.run_uid),
         )
         counts = [count_rollout(history) for history in histories]
-        exclusions = tuple(
-            WindowExclusion(rollout=rollout, reason=reason)
-            for rollout, reason in sorted(self.exclusions.items())
-        )
+        exclusions = self._list_exclusions()
         findings = monitors.evaluate(self.run_uid, make_window(counts, exclusions))
         strata = [name_stratum(history) for history in histories]
         users = [history.user for history in histories]
-        rewards = _reward(outcomes, counts, users, strata, rules.weights)
-        rewards = penalise(rewards, findings, floor=lowest_reward(rules.weights))
+        earned = _reward(outcomes, counts, users, strata, rules.weights)
+        rewards = penalise(earned, findings, floor=lowest_reward(rules.weights))
         credited = credit_rewards(rewards, users, strata)
         return WindowManifest(
             number=self.number,
@@ -103,6 +100,12 @@ class WindowDraft:
                 f"{each.monitor} ({each.action}): {each.sentence}"[:512] for each in findings
             ),
             is_frozen=any(each.action is Action.FREEZE for each in findings),
+        )
+
+    def _list_exclusions(self) -> tuple[WindowExclusion, ...]:
+        return tuple(
+            WindowExclusion(rollout=rollout, reason=reason)
+            for rollout, reason in sorted(self.exclusions.items())
         )
 
 
