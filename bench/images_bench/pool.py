@@ -54,7 +54,7 @@ async def running(pool: ImagePool) -> AsyncIterator[Client]:
             yield client
     finally:
         pool.stop()
-        gvisors.end_all(pool.folder / "scratch")
+        await asyncio.to_thread(gvisors.end_all, pool.folder / "scratch")
 
 
 async def first_call_s(
