@@ -1,6 +1,7 @@
 """Leases whose tasks name an image by digest: pulled when a task needs it, evicted by age."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.support.environments.image_leases import (
 from tests.support.vm import guests
 
 from etude.common.api.pool.spec import DriverName
+from etude.common.errors import UserError
 from etude.envserver.drivers.base import Verification
 from etude.envserver.drivers.gvisor.driver import GvisorDriver
 from etude.envserver.host.grading.grader import Grader
@@ -27,7 +29,7 @@ from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.images.pull.pulled_image import ImagePuller
 from etude.envserver.storage.folders import FolderLimits
 from etude.envserver.storage.trees import File
-from etude.envserver.tasks import verify
+from etude.envserver.tasks import runner, verify
 from etude.envserver.tasks.runner import RunnerChoice
 from etude.v1 import environments_pb2
 
@@ -254,3 +256,25 @@ async def test_a_task_that_names_an_image_by_digest_is_verified_on_it(
     (proof,) = await verify.verify_tasks([task], chosen)
     assert proof.findings == ()
     assert (proof.nothing, proof.solution) == (0.0, 1.0)
+
+
+async def test_tasks_are_mined_in_an_image_without_files_of_its_own_in_its_working_folder(
+    image: BuiltImage, tmp_path: Path
+) -> None:
+    needs.image_programs()
+    machine = RunnerChoice(driver=DriverName.GVISOR, image=image.address)
+    empty = write_image(tmp_path / "layouts/empty", "empty", WorkingDir="/workspace")
+    async with runner.open_runner(replace(machine, task_image=empty), []) as opened_runner:
+        work = Verification(
+            template=await opened_runner.prepare_suite(),
+            workspace={"shop.txt": File(b"mine")},
+            tests={},
+            command="mkdir -p /logs && cat /etc/word shop.txt > /logs/out",
+            timeout_s=60,
+            reward_path="/logs/out",
+        )
+        assert (await opened_runner.driver.verify(work)).collected == b"emptymine"
+    full = write_image(tmp_path / "layouts/full", "full")
+    async with runner.open_runner(replace(machine, task_image=full), []) as opened_runner:
+        with pytest.raises(UserError, match="has files in its working folder"):
+            await opened_runner.prepare_suite()

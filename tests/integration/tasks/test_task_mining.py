@@ -140,3 +140,21 @@ def test_a_repository_whose_suite_fails_is_refused_by_the_failing_test(
     assert "tests/test_join.py::test_sad" in error
     assert "--test-command" in error
     assert not list((tmp_path / "mined").glob("shop-*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--task-image", "file:///l@sha256:" + "0" * 64), "for microVMs and gVisor only"),
+        (("--driver", "gvisor", "--image", "m", "--task-image", "x"), "not an image by its digest"),
+    ],
+)
+def test_an_image_of_mined_tasks_is_named_by_its_digest_and_needs_a_driver_of_images(
+    repository: Path,
+    tmp_path: Path,
+    words: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _mine(repository, tmp_path / "mined", *words) == 4
+    assert message in capsys.readouterr().err

@@ -147,8 +147,11 @@ def mine(  # noqa: PLR0913 - one for each option
     ] = 3,
     jobs: Annotated[int, typer.Option(help="Functions that are tried at a time.")] = 1,
     timeout: Annotated[float, typer.Option(help="Seconds that its suite may take.")] = 600.0,
-    driver: Annotated[str, typer.Option(help="process, or qemu-microvm.")] = "process",
+    driver: Annotated[str, typer.Option(help="process, gvisor or qemu-microvm.")] = "process",
     image: Annotated[str, typer.Option(help="What a microVM boots.")] = "",
+    task_image: Annotated[
+        str, typer.Option(help="Image of the tasks, by its digest; its working folder is empty.")
+    ] = "",
     slot: Annotated[str, typer.Option(help=_SLOT)] = "",
 ) -> None:
     """Make tasks of a repository: break one function at a time, and keep what its tests notice.
@@ -161,7 +164,7 @@ def mine(  # noqa: PLR0913 - one for each option
         *(str(repository), "--out", str(out), "--test-command", test_command),
         *("--tasks", str(tasks), "--seed", str(seed), "--runs", str(repeats)),
         *("--jobs", str(jobs), "--timeout", str(timeout), "--driver", driver, "--image", image),
-        *("--slot", slot),
+        *("--task-image", task_image, "--slot", slot),
         *given,
     )
 

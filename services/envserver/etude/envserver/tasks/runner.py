@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from etude.envserver.drivers.selection import DriverFolders
 from etude.envserver.host.grading.grader import Grader
 from etude.envserver.host.result_cache import ResultCache
 from etude.envserver.host.task_images import TaskImages
-from etude.envserver.host.workspace_sources import WorkspaceSource, WorkspaceSources
+from etude.envserver.host.workspace_sources import EMPTY, WorkspaceSource, WorkspaceSources
 from etude.envserver.images.build_cache import BuildCache
 from etude.envserver.images.pull.pulled_image import ImagePuller
 
@@ -50,6 +50,8 @@ class RunnerChoice:
     driver: DriverName = DriverName.PROCESS
     image: str = ""
     """Image for tasks that name none, and the machine of those that name one by its digest."""
+    task_image: str = ""
+    """Image, by its digest, of tasks that are being made."""
     slot: Slot = field(default_factory=Slot)
     """Resources of each sandbox, as a pool has them."""
 
@@ -94,6 +96,24 @@ class TaskRunner:
         pulled = await self.images.get(template, task.image) if is_pinned(task.image) else None
         source = await self.sources.get(task.environment.absolute().as_uri(), pulled)
         return TaskPlace(template if pulled is None else pulled.name, source)
+
+    async def prepare_suite(self) -> str:
+        """Find the template of tasks that are being made, after the pull of their image.
+
+        Raises:
+            SandboxError: the image cannot be had.
+            UserError: its working folder is not empty: the tasks bring the repository.
+        """
+        template, image = self.templates[self.choice.image], self.choice.task_image
+        if not image:
+            return template
+        pulled = await self.images.get(template, image)
+        source = await self.sources.get(EMPTY, pulled)
+        if source.base:
+            what = "has files in its working folder, where each task's repository comes"
+            fix = "name an empty WORKDIR, and install what tests need elsewhere"
+            raise UserError(Problem("InvalidImage", what, image, fix))
+        return pulled.name
 
 
 def _image_fix(task: HarborTask) -> str:
@@ -144,18 +164,18 @@ async def open_runner(
                 choice=choice,
                 templates=templates,
                 sources=WorkspaceSources(scratch / "sources"),
-                images=_task_images(driver, tasks),
+                images=_task_images(driver, [task.image for task in tasks] + [choice.task_image]),
             )
         finally:
             await driver.stop()
 
 
-def _task_images(driver: Driver, tasks: Sequence[HarborTask]) -> TaskImages:
+def _task_images(driver: Driver, images: Iterable[str]) -> TaskImages:
     """The images that these tasks name by digest, from wherever they name."""
     return TaskImages(
         driver=driver,
         puller=ImagePuller(cache=BuildCache(images_folder())),
-        sources={task.image.rpartition("@")[0] for task in tasks if is_pinned(task.image)},
+        sources={image.rpartition("@")[0] for image in images if is_pinned(image)},
         budget_bytes=_IMAGES_BYTES,
     )
 

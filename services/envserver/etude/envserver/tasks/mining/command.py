@@ -9,9 +9,12 @@ import contextlib
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from etude.common.api.pool.spec import DriverName
 from etude.common.errors import EtudeError, Problem, UserError
+from etude.common.pinned_images import parse_pinned
 from etude.envserver import exit_codes
 from etude.envserver.tasks import runner
 from etude.envserver.tasks.mining import languages
@@ -20,6 +23,7 @@ from etude.envserver.tasks.mining.languages import MinedLanguage
 from etude.envserver.tasks.mining.miner import MiningOptions, TaskMiner
 from etude.envserver.tasks.mining.repository import MinedRepository, read_repository
 from etude.envserver.tasks.mining.suite import SuiteRunner
+from etude.envserver.tasks.runner import RunnerChoice
 
 _MAX_TIMEOUT_S = 86_400
 _DEFAULTS = MiningOptions()
@@ -30,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("repository", type=Path, help="root of a git repository")
     parser.add_argument("--out", type=Path, required=True, help="folder of the tasks")
     parser.add_argument("--with", action="append", default=[], dest="dependencies")
+    parser.add_argument("--task-image", default="", help="of the tasks, by its digest")
     parser.add_argument("--test-command", default="")
     parser.add_argument("--tasks", type=int, default=_DEFAULTS.num_tasks)
     parser.add_argument("--seed", type=int, default=_DEFAULTS.seed)
@@ -61,6 +66,21 @@ def _detect(repository: MinedRepository, folder: Path) -> MinedLanguage:
     return language
 
 
+def _choice(given: argparse.Namespace) -> RunnerChoice:
+    """Parse the options of the runner, and the image of the tasks.
+
+    Raises:
+        UserError: it is no image by its digest, or the driver runs none.
+    """
+    choice = runner.parse_choice(given)
+    if not given.task_image:
+        return choice
+    if choice.driver is DriverName.PROCESS:
+        fix = "add --driver gvisor --image NAME, or qemu-microvm"
+        raise UserError(Problem("Usage", "is for microVMs and gVisor only", "--task-image", fix))
+    return replace(choice, task_image=str(parse_pinned(given.task_image)))
+
+
 async def _mine(
     given: argparse.Namespace, repository: MinedRepository, language: MinedLanguage
 ) -> MiningJournal:
@@ -69,13 +89,14 @@ async def _mine(
         "repository": repository.digest,
         "test command": command,
         "seed": str(given.seed),
-        "image": given.image,
+        "image": given.task_image or given.image,
     }
     with open_journal(given.out, settings) as journal, open_scratch(given.out) as scratch:
-        async with runner.open_runner(runner.parse_choice(given), []) as opened:
+        async with runner.open_runner(_choice(given), []) as opened:
             suite = SuiteRunner(
                 runner=opened,
-                image=given.image,
+                image=given.task_image or given.image,
+                template=await opened.prepare_suite(),
                 command=command,
                 log_form=language.log_form,
                 timeout_s=given.timeout,

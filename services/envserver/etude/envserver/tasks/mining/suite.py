@@ -51,6 +51,8 @@ class SuiteRunner:
     runner: TaskRunner
     image: str
     """Image that the suite needs; empty where any will do."""
+    template: str
+    """Driver's name of the template of that image."""
     command: str
     log_form: str
     timeout_s: float
@@ -67,7 +69,7 @@ class SuiteRunner:
         tests |= swebench.grader_files(self.log_form)
         outcome = await self.runner.driver.verify(
             Verification(
-                template=self.runner.templates[self.image],
+                template=self.template,
                 workspace=files,
                 tests=tests,
                 command="python3 /tests/probe.py",
