@@ -8,7 +8,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from broker_bench.shards import free_port, process_cpu_s
+from broker_bench.processes import free_port, process_cpu_s
 from etude.common.rpc import channels
 from etude.common.rpc import server as rpc_server
 from etude.v1 import environments_pb2, environments_pb2_grpc

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker_bench.shards import free_port, process_cpu_s
+from broker_bench.processes import free_port, process_cpu_s
 
 
 @dataclass(slots=True)
