@@ -9,6 +9,8 @@ from tests.support.environments.pool_client import DEADLINE_S, Pool
 
 from etude.common.errors import UnavailableError
 from etude.common.rpc import channels
+from etude.envserver.broker import lease_ledger
+from etude.envserver.host import heartbeat
 from etude.trainer.rollouts.outage import OutageBudget
 from etude.trainer.rollouts.snapshot_client import SnapshotClient, fork_request
 from etude.v1 import environment_state_pb2_grpc, environments_pb2
@@ -88,6 +90,22 @@ async def test_a_rollout_is_saved_put_back_and_forked(pool: Pool, states: States
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await states.of(parent).rollback("good")
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.fixture
+def _rare_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL_S", 60.0)
+    monkeypatch.setattr(lease_ledger, "LOST_AFTER_S", 300.0)
+
+
+@pytest.mark.usefixtures("_rare_heartbeats", "pool")
+async def test_a_fork_waits_for_no_heartbeat_but_the_one_of_its_snapshot(
+    pool: Pool, states: States
+) -> None:
+    request = pool.request("parent")
+    (parent,) = await launched(pool, request)
+    await states.of(parent).snapshot("moment")
+    assert await launched(pool, fork_request(request, "moment", count=1))
 
 
 async def test_an_agents_token_opens_none_of_it(pool: Pool, states: States) -> None:

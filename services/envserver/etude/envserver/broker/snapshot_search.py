@@ -10,7 +10,7 @@ from etude.v1 import environments_pb2
 
 SNAPSHOT_S = 2.5
 """A snapshot that a host holds is in a heartbeat after this."""
-ASK_EVERY_S = 0.25
+ASK_EVERY_S = 0.02
 
 
 async def find_snapshot(

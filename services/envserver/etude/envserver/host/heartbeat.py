@@ -1,6 +1,7 @@
 """Heartbeats of a host to its broker: leases and levels out, orders back, every second."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -22,6 +23,8 @@ from etude.v1 import environments_pb2, plan_pb2
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
+MIN_INTERVAL_S = 0.1
+"""Between two heartbeats, of which the second one names a new snapshot."""
 MAX_NEWS = 4_096
 """Starts that wait for a broker that does not answer; the oldest are forgotten first."""
 UNHEARD_BEFORE_MOVE = 2
@@ -69,15 +72,28 @@ class HostHeartbeat:
     async def run(self, stop: asyncio.Event) -> None:
         """Send heartbeats until told to stop, or until it is time to start again."""
         while not stop.is_set() and not self.is_due_to_restart:
+            self.host.states.snapshots.taken.clear()
             await self.send()
             # While no renewal can arrive, a lease that looks expired may be in use.
             if self._is_heard:
                 await self._run_in_background(self._expire())
-            try:
-                async with asyncio.timeout(INTERVAL_S):
-                    await stop.wait()
-            except TimeoutError:
-                continue
+            await self._wait_for_next(stop)
+
+    async def _wait_for_next(self, stop: asyncio.Event) -> None:
+        """Wait until the next heartbeat is due, or until told to stop."""
+        waits = [asyncio.create_task(each) for each in (stop.wait(), self._sleep_until_due())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+
+    async def _sleep_until_due(self) -> None:
+        """Sleep for an interval, or until there is a new snapshot that leases may wait for."""
+        await asyncio.sleep(MIN_INTERVAL_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(INTERVAL_S - MIN_INTERVAL_S):
+                await self.host.states.snapshots.taken.wait()
 
     async def wait_until_empty(self, limit_s: float) -> None:
         """Keep leases alive that go on, for as long as the limit allows."""

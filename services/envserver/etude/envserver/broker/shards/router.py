@@ -21,7 +21,7 @@ from etude.common.errors import (
 )
 from etude.common.pools.broker_shards import batch_key, choose_shard, granting_label
 from etude.common.rpc.retry_after import retry_after_s
-from etude.envserver.broker.broker import MOVING_S, TICK_S, Broker
+from etude.envserver.broker.broker import MOVING_S, Broker
 from etude.envserver.broker.shards.peers import Peer, Peers
 from etude.envserver.broker.snapshot_search import SNAPSHOT_S
 from etude.v1 import broker_peers_pb2, environments_pb2, plan_pb2
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 FIND_DEADLINE_S = 2.0
 FORWARD_DEADLINE_S = 5.0
+ASK_EVERY_S = 0.1
+"""Between two questions to all brokers for a snapshot."""
 RENEWAL_PASSES = 2
 """A host that moves is known to its next broker before its last one forgets it, but may reach one
 that was already asked."""
@@ -203,7 +205,7 @@ class ShardRouter:
             holder = next((peer for peer, each in found if each.has_snapshot), None)
             if holder is not None or time.monotonic() >= until_s:
                 return holder
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(ASK_EVERY_S)
         return None
 
     async def _find_leases(self, request: Launch) -> dict[int, environments_pb2.HeldLease]:

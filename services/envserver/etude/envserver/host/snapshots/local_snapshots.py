@@ -88,6 +88,8 @@ class LocalSnapshots:
 
     folder: Path
     quota: SnapshotQuota = field(default_factory=SnapshotQuota)
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when one was taken: leases that begin with it wait for the heartbeat that names it."""
     _kept: dict[tuple[str, str], LocalSnapshot] = field(default_factory=dict)
     _making: Counter[str] = field(default_factory=Counter)
     """Snapshots being made, by run."""
@@ -206,6 +208,7 @@ class LocalSnapshots:
             self._making_keys.discard(key)
             del self._granted_bytes[key]
         self._kept[key] = made
+        self.taken.set()
         self._count()
         return made
 
