@@ -373,6 +373,40 @@ class DescribePoolResponse(_message.Message):
     revision: str
     def __init__(self, pool_json: _Optional[str] = ..., revision: _Optional[str] = ...) -> None: ...
 
+class GrantReadsRequest(_message.Message):
+    __slots__ = ("uri", "keys", "after")
+    URI_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    uri: str
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    after: str
+    def __init__(self, uri: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., after: _Optional[str] = ...) -> None: ...
+
+class ReadGrant(_message.Message):
+    __slots__ = ("key", "size", "tag", "modified_unix_s", "url")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    MODIFIED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    size: int
+    tag: str
+    modified_unix_s: int
+    url: str
+    def __init__(self, key: _Optional[str] = ..., size: _Optional[int] = ..., tag: _Optional[str] = ..., modified_unix_s: _Optional[int] = ..., url: _Optional[str] = ...) -> None: ...
+
+class GrantReadsResponse(_message.Message):
+    __slots__ = ("grants", "lifetime_seconds", "has_more")
+    GRANTS_FIELD_NUMBER: _ClassVar[int]
+    LIFETIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HAS_MORE_FIELD_NUMBER: _ClassVar[int]
+    grants: _containers.RepeatedCompositeFieldContainer[ReadGrant]
+    lifetime_seconds: int
+    has_more: bool
+    def __init__(self, grants: _Optional[_Iterable[_Union[ReadGrant, _Mapping]]] = ..., lifetime_seconds: _Optional[int] = ..., has_more: _Optional[bool] = ...) -> None: ...
+
 class ListShardsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

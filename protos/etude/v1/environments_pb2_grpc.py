@@ -75,6 +75,11 @@ class EnvBrokerServiceStub:
                 request_serializer=etude_dot_v1_dot_environments__pb2.DescribePoolRequest.SerializeToString,
                 response_deserializer=etude_dot_v1_dot_environments__pb2.DescribePoolResponse.FromString,
                 _registered_method=True)
+        self.GrantReads = channel.unary_unary(
+                '/etude.v1.EnvBrokerService/GrantReads',
+                request_serializer=etude_dot_v1_dot_environments__pb2.GrantReadsRequest.SerializeToString,
+                response_deserializer=etude_dot_v1_dot_environments__pb2.GrantReadsResponse.FromString,
+                _registered_method=True)
 
 
 class EnvBrokerServiceServicer:
@@ -137,6 +142,13 @@ class EnvBrokerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GrantReads(self, request, context):
+        """GrantReads lets a node without credentials read what its pool's spec or an order names.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EnvBrokerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -179,6 +191,11 @@ def add_EnvBrokerServiceServicer_to_server(servicer, server):
                     servicer.DescribePool,
                     request_deserializer=etude_dot_v1_dot_environments__pb2.DescribePoolRequest.FromString,
                     response_serializer=etude_dot_v1_dot_environments__pb2.DescribePoolResponse.SerializeToString,
+            ),
+            'GrantReads': grpc.unary_unary_rpc_method_handler(
+                    servicer.GrantReads,
+                    request_deserializer=etude_dot_v1_dot_environments__pb2.GrantReadsRequest.FromString,
+                    response_serializer=etude_dot_v1_dot_environments__pb2.GrantReadsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -398,6 +415,33 @@ class EnvBrokerService:
             '/etude.v1.EnvBrokerService/DescribePool',
             etude_dot_v1_dot_environments__pb2.DescribePoolRequest.SerializeToString,
             etude_dot_v1_dot_environments__pb2.DescribePoolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GrantReads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etude.v1.EnvBrokerService/GrantReads',
+            etude_dot_v1_dot_environments__pb2.GrantReadsRequest.SerializeToString,
+            etude_dot_v1_dot_environments__pb2.GrantReadsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,8 @@ class EnvBrokerServiceStub:
     """Heartbeat registers a node and keeps it in rotation."""
     DescribePool: _grpc.UnaryUnaryMultiCallable[_environments_pb2.DescribePoolRequest, _environments_pb2.DescribePoolResponse]
     """DescribePool is asked by a node as it starts, and when a heartbeat names a new revision."""
+    GrantReads: _grpc.UnaryUnaryMultiCallable[_environments_pb2.GrantReadsRequest, _environments_pb2.GrantReadsResponse]
+    """GrantReads lets a node without credentials read what its pool's spec or an order names."""
 
 @_typing.type_check_only
 class EnvBrokerServiceAsyncStub(EnvBrokerServiceStub):
@@ -71,6 +73,8 @@ class EnvBrokerServiceAsyncStub(EnvBrokerServiceStub):
     """Heartbeat registers a node and keeps it in rotation."""
     DescribePool: _aio.UnaryUnaryMultiCallable[_environments_pb2.DescribePoolRequest, _environments_pb2.DescribePoolResponse]  # type: ignore[assignment]
     """DescribePool is asked by a node as it starts, and when a heartbeat names a new revision."""
+    GrantReads: _aio.UnaryUnaryMultiCallable[_environments_pb2.GrantReadsRequest, _environments_pb2.GrantReadsResponse]  # type: ignore[assignment]
+    """GrantReads lets a node without credentials read what its pool's spec or an order names."""
 
 class EnvBrokerServiceServicer(metaclass=_abc_1.ABCMeta):
     """EnvBrokerService hands out environments of one pool. Every broker of the pool takes every call."""
@@ -138,6 +142,14 @@ class EnvBrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_environments_pb2.DescribePoolResponse, _abc.Awaitable[_environments_pb2.DescribePoolResponse]]:
         """DescribePool is asked by a node as it starts, and when a heartbeat names a new revision."""
+
+    @_abc_1.abstractmethod
+    def GrantReads(
+        self,
+        request: _environments_pb2.GrantReadsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_environments_pb2.GrantReadsResponse, _abc.Awaitable[_environments_pb2.GrantReadsResponse]]:
+        """GrantReads lets a node without credentials read what its pool's spec or an order names."""
 
 def add_EnvBrokerServiceServicer_to_server(servicer: EnvBrokerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
