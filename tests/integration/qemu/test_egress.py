@@ -1,6 +1,7 @@
 """What commands in a microVM reach through their proxy, across everything that befalls it."""
 
 import asyncio
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,10 @@ from tests.support.vm import guests, microvms
 from tests.support.vm.daemons import Daemon
 
 from etude.agent.workspace import ExecResult
+from etude.common.pools.pool_description import PoolDescription, parse_description
 from etude.envserver.drivers.base import Sandbox, Verification
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
+from etude.envserver.host.pool_following import PoolFollower
 from etude.envserver.images.built_image import BuiltImage
 from etude.envserver.storage import folders
 from etude.envserver.storage.trees import File
@@ -31,6 +34,12 @@ FETCH = "sh ask http://shop.example.com/hello | tail -n 1"
 HELLO = "hello from the shop\n"
 HELD = "( printf 'GET http://shop.example.com/ HTTP/1.1\\r\\n'; sleep 600 ) | nc 127.0.0.1 3128"
 """A connection that stays open: its request has no end."""
+POSTED = (
+    "( printf 'POST http://shop.example.com/upload HTTP/1.1\\r\\nHost: a\\r\\n'"
+    "; printf 'Content-Length: 9\\r\\n\\r\\n'; sleep 600 ) | nc 127.0.0.1 3128"
+)
+"""A request that a rule allows, whose body never comes."""
+GONE = "for i in $(seq 200); do pidof nc > /dev/null || { echo gone; break; }; sleep 0.1; done"
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +104,32 @@ async def test_megabytes_go_through(driver: QemuDriver) -> None:
     await sandbox.close()
 
 
+async def test_a_rule_that_leaves_the_pools_spec_cuts_what_a_guest_has_open(
+    driver: QemuDriver, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    sandbox = await begun(driver, "a")
+    follower = PoolFollower(described(RULES), driver)
+    job = await sandbox.workspace.jobs.start(POSTED, timeout_s=None)
+    await guests.until(lambda: world.num_opened == 1)
+
+    rules = [rule for rule in RULES["rules"] if rule["name"] != "shop"]  # type: ignore[attr-defined]
+    with caplog.at_level("INFO"):
+        follower.apply(described({**RULES, "rules": rules}))
+        await guests.until(lambda: "its rule was revoked" in caplog.text)
+
+    assert "1 connections were cut" in caplog.text
+    assert not follower.needs_restart
+    assert await sh(sandbox, GONE) == "gone\n"
+    assert " 403 " in await sh(sandbox, "sh ask http://shop.example.com/hello")
+    await sandbox.workspace.jobs.kill(job)
+    await sandbox.close()
+
+
+def described(network: Mapping[str, object]) -> PoolDescription:
+    spec = {"templates": [{"name": "t"}, {"name": "closed"}], "network": network}
+    return parse_description(json.dumps({"name": "p", "uid": "u", "spec": spec}), "a test")
+
+
 async def test_a_template_without_rules_and_a_verifier_have_no_way_out(
     driver: QemuDriver, world: World
 ) -> None:
@@ -128,8 +163,7 @@ async def test_connections_end_with_a_pause_and_the_way_out_comes_back(
 
     # What was open there is closed: nc has ended, and with it the job's output.
     assert await sh(sandbox, FETCH) == HELLO
-    waits = "for i in $(seq 200); do pidof nc > /dev/null || { echo gone; break; }; sleep 0.1; done"
-    assert await sh(sandbox, waits) == "gone\n"
+    assert await sh(sandbox, GONE) == "gone\n"
     await sandbox.workspace.jobs.kill(job)
     await sandbox.close()
 

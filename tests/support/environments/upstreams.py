@@ -54,6 +54,8 @@ class World:
     folder: Path
     http_port: int = 0
     https_port: int = 0
+    num_opened: int = 0
+    """Connections that servers got, with a request or not."""
     seen: list[Seen] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
     """What servers have beside their own pages, by path; a folder's is its index."""
@@ -111,6 +113,7 @@ async def _serve(
 ) -> None:
     connection = h11.Connection(h11.SERVER)
     request, body = None, b""
+    made.num_opened += 1
     with contextlib.suppress(OSError, h11.ProtocolError, ssl.SSLError):
         while True:
             event = connection.next_event()
