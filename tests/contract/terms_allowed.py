@@ -10,6 +10,7 @@ NAMES = frozenset(
         "etude.common.blobs.obstore_client:put",
         "etude.common.blobs.store:put",
         "etude.envserver.drivers.vm.firecracker.api_client:put",
+        "etude.envserver.read_grants.granted_store:put",
         # Machine words of tensors.
         "etude.common.weights.tensors.words",
         # To be renamed.

@@ -26,9 +26,9 @@ from etude.agent.search.shared_index import SharedIndex
 from etude.agent.search.tokens import count_words
 from etude.cli.agent.conversation import open_codebase
 from etude.common.api.pool.spec import SearchSettings
-from etude.common.api.storage import StoreAccess
 from etude.common.errors import CorruptError, UserError
 from etude.envserver.host.workspace_sources import load_embedder
+from etude.envserver.storage.store_reads import DirectReads
 
 WORDS = ["open", "close", "file", "door", "parse", "header", "http", "return", "def"]
 TEXTS = ["def open_file(): return file", "close the door", "parse an HTTP header", "zzz", ""]
@@ -247,13 +247,13 @@ def test_a_table_of_former_releases_is_refused(tmp_path: Path) -> None:
 def test_a_host_without_the_pools_encoder_does_not_start(tmp_path: Path) -> None:
     settings = SearchSettings(backend="trained-" + "0" * 16, models=tmp_path.as_uri())
     with pytest.raises(UserError, match="make search-model"):
-        load_embedder(settings, tmp_path, StoreAccess())
+        load_embedder(settings, tmp_path, DirectReads())
     encoder().save(encoder_path(encoder().id, tmp_path))
     settings = SearchSettings(backend=encoder().id, models=tmp_path.as_uri())
-    found = load_embedder(settings, tmp_path, StoreAccess())
+    found = load_embedder(settings, tmp_path, DirectReads())
     assert found is not None
     assert found.id == encoder().id
-    assert load_embedder(SearchSettings(), tmp_path, StoreAccess()) is None
+    assert load_embedder(SearchSettings(), tmp_path, DirectReads()) is None
     assert build_base_index({}, None).embedder.id == SearchSettings().backend
 
 

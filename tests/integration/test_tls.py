@@ -73,6 +73,7 @@ class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):
     ReportPlan: Any = _none
     PrepareGroup: Any = _none
     DescribePool: Any = _none
+    GrantReads: Any = _none
     ListShards: Any = _none
 
 

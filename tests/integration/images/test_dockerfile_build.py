@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from tests.support import needs
 
-from etude.common.api.storage import StoreAccess
 from etude.common.errors import UserError
 from etude.common.harbor import task as folders
 from etude.envserver.images.dockerfile_build import PublishedImage, build_dockerfile
 from etude.envserver.images.pull import image_layout, unpacking
 from etude.envserver.images.pull.bounded_program import FillLimits
 from etude.envserver.images.pull.registry_access import NO_ACCESS
+from etude.envserver.storage.store_reads import DirectReads
 from etude.envserver.tasks.formats import command
 
 DOCKERFILE = """\
@@ -61,7 +61,7 @@ def test_what_a_dockerfile_makes_is_pulled_by_the_digest_that_the_build_prints(
     scratch, limits = tmp_path / "scratch", FillLimits()
     scratch.mkdir()
     layout = image_layout.fetch_layout(
-        image, scratch, registries=NO_ACCESS, store=StoreAccess(), limits=limits
+        image, scratch, registries=NO_ACCESS, reads=DirectReads(), limits=limits
     )
     unpacking.unpack_layout(layout, scratch / "tree", limits=limits)
     assert (scratch / "tree/app/a.txt").read_text() == "one\n"

@@ -15,7 +15,6 @@ import pytest
 from tests.support import needs, oci_layouts
 from tests.support.oci_layouts import Member, device, file, folder, link, removed
 
-from etude.common.api.storage import StoreAccess
 from etude.common.errors import UserError
 from etude.common.pinned_images import PinnedImage
 from etude.envserver.images import base_filesystem
@@ -24,6 +23,7 @@ from etude.envserver.images.pull import image_layout, unpacking
 from etude.envserver.images.pull.bounded_program import FillLimits
 from etude.envserver.images.pull.registry_access import NO_ACCESS
 from etude.envserver.images.spec import ImageBase, OciBase
+from etude.envserver.storage.store_reads import DirectReads
 
 LIMITS = FillLimits(max_bytes=8 << 20, max_entries=2_000, timeout_s=60, stall_s=60)
 
@@ -37,7 +37,7 @@ def unpack(layout: Path, digest: str, scratch: Path, limits: FillLimits = LIMITS
     scratch.mkdir()
     image = PinnedImage(layout.as_uri(), digest)
     fetched = image_layout.fetch_layout(
-        image, scratch, registries=NO_ACCESS, store=StoreAccess(), limits=limits
+        image, scratch, registries=NO_ACCESS, reads=DirectReads(), limits=limits
     )
     unpacking.unpack_layout(fetched, scratch / "tree", limits=limits)
     return scratch / "tree"

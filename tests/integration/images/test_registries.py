@@ -10,13 +10,13 @@ from tests.support import needs, oci_layouts, registries
 from tests.support.oci_layouts import file, folder
 from tests.support.registries import Registry
 
-from etude.common.api.storage import StoreAccess
 from etude.common.errors import UserError
 from etude.common.pinned_images import PinnedImage
 from etude.envserver.images.pull import image_layout, unpacking
 from etude.envserver.images.pull.bounded_program import FillLimits
 from etude.envserver.images.pull.pinning import pin_image
 from etude.envserver.images.pull.registry_access import RegistryAccess
+from etude.envserver.storage.store_reads import DirectReads
 
 LIMITS = FillLimits(max_bytes=64 << 20, timeout_s=60, stall_s=3)
 
@@ -40,7 +40,7 @@ def access(
 def pulled(image: PinnedImage, scratch: Path, with_access: RegistryAccess) -> dict[str, bytes]:
     scratch.mkdir()
     layout = image_layout.fetch_layout(
-        image, scratch, registries=with_access, store=StoreAccess(), limits=LIMITS
+        image, scratch, registries=with_access, reads=DirectReads(), limits=LIMITS
     )
     unpacking.unpack_layout(layout, scratch / "tree", limits=LIMITS)
     return {path.name: path.read_bytes() for path in (scratch / "tree/app").iterdir()}
@@ -111,7 +111,7 @@ def test_a_layer_without_an_end_is_given_up(
             image,
             tmp_path / "scratch",
             registries=access(registry),
-            store=StoreAccess(),
+            reads=DirectReads(),
             limits=FillLimits(max_bytes=64 << 20, timeout_s=4, stall_s=3),
         )
     size = sum(path.lstat().st_size for path in (tmp_path / "scratch").rglob("*"))

@@ -92,6 +92,16 @@ class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):
         return environments_pb2.DescribePoolResponse()
 
     @override
+    async def GrantReads(
+        self,
+        request: environments_pb2.GrantReadsRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.GrantReadsRequest, environments_pb2.GrantReadsResponse
+        ],
+    ) -> environments_pb2.GrantReadsResponse:
+        return environments_pb2.GrantReadsResponse()
+
+    @override
     async def ReportPlan(
         self,
         request: environments_pb2.ReportPlanRequest,

@@ -98,9 +98,12 @@ def _trainer_policy(run: RLRun, operator: Rule, outside: Sequence[Rule]) -> Mani
 
 
 def pool_policies(
-    pool: EnvPool, operator_namespace: str, *, asks_issuer: bool = False
+    pool: EnvPool, operator_namespace: str, *, asks_issuer: bool = False, grants_reads: bool = False
 ) -> list[Manifest]:
-    """One policy for each part of a pool, which any run of its namespace may use."""
+    """One policy for each part of a pool, which any run of its namespace may use.
+
+    With `grants_reads` its brokers list the store's objects, for hosts without credentials.
+    """
     ours = {names.POOL: pool.metadata.name}
     broker, node, edge = (
         {**ours, names.ROLE: role} for role in (names.BROKER, names.HOST, names.ENVIRONMENT_API)
@@ -109,7 +112,8 @@ def pool_policies(
     clients: list[Selector] = [*({names.ROLE: role} for role in drivers), edge]
     issuer = _issuer_egress(operator_namespace) if asks_issuer else []
     signals = _external_egress(None, pool.spec.observability.otlp_endpoint) + issuer
-    outside = _external_egress(pool.spec.store, pool.spec.observability.otlp_endpoint) + issuer
+    stored = _external_egress(pool.spec.store, pool.spec.observability.otlp_endpoint) + issuer
+    outside = list(stored)
     if pool.spec.search.service is not None:
         outside += _endpoint_egress([pool.spec.search.service])
     # Registries are anywhere, on any port: spec.images.sources says which a host asks.
@@ -125,7 +129,7 @@ def pool_policies(
                 _from_operator(operator_namespace, names.BROKER),
                 _from([*clients, node], names.BROKER),
             ],
-            [*signals, _to(node, names.HOST)],
+            [*(stored if grants_reads else signals), _to(node, names.HOST)],
         ),
         _policy(
             pool,

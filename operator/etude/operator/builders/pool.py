@@ -15,7 +15,7 @@ from etude.common.tls import targets
 from etude.operator import names
 from etude.operator.builders import certificates, network_policies
 from etude.operator.builders.addresses import PORTS, broker_service
-from etude.operator.builders.platform import COMMANDS, Platform, traces_env
+from etude.operator.builders.platform import COMMANDS, Platform, has_own_nodes, traces_env
 from etude.operator.builders.pod import (
     EGRESS_FOLDER,
     KEYS_FOLDER,
@@ -116,7 +116,9 @@ def pool_children(
     children += _certificates(pool, platform)
     if platform.namespace is not None and pool.spec.network.policy == "Managed":
         asks = certificates.asks_issuer(platform.tls)
-        children += network_policies.pool_policies(pool, platform.namespace, asks_issuer=asks)
+        children += network_policies.pool_policies(
+            pool, platform.namespace, asks_issuer=asks, grants_reads=has_own_nodes(platform, pool)
+        )
     return [stamp_digest(child) for child in children]
 
 
@@ -167,7 +169,9 @@ def _pool_map(pool: EnvPool) -> Manifest:
 
 
 def _pool_pod(pool: EnvPool, role: str, images: Mapping[str, str], platform: Platform) -> RolePod:
-    store = pool.spec.store if role == names.HOST else None  # brokers read no tasks
+    # Brokers read no tasks themselves; they grant reads to hosts that have no credentials.
+    reader = names.BROKER if has_own_nodes(platform, pool) else names.HOST
+    store = pool.spec.store if role == reader else None
     secret = store.secret_ref if store is not None else None
     variables = [
         *base_env(PORTS[role], attempt=0),

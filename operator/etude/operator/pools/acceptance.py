@@ -1,6 +1,7 @@
 """Acceptance of pools: checks beyond the schema, each finding with a suggested fix."""
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool import cron
@@ -51,14 +52,20 @@ def _node_pool_problem(spec: EnvPoolSpec) -> ConditionFact | None:
             "spec.autoscaling: the chart's nodes give this pool a host on each machine; remove it",
         ),
         (
-            store is not None and store.secret_ref is not None,
-            "spec.store.secretRef: privileged nodes get no credentials; name a store that they read"
-            " without, or images by spec.images",
+            store is not None and store.secret_ref is not None and _shares_in_bucket(spec),
+            "spec.snapshotsUri: privileged nodes get no credentials, and brokers grant them reads"
+            " alone; remove it",
+        ),
+        (
+            store is not None
+            and "." not in (urlsplit(store.endpoint or "http://s3.").hostname or ""),
+            "spec.store.endpoint: privileged nodes lie in another namespace, and read there: name"
+            " the Service with its own, such as http://minio.lab.svc:9000",
         ),
         (
             images is not None and images.pull_secret_ref is not None,
             "spec.images.pullSecretRef: privileged nodes get no credentials; use a mirror that asks"
-            " for none",
+            " for none, or an OCI layout in spec.store",
         ),
         (
             any(rule.credential is not None for rule in spec.network.listed),
@@ -69,6 +76,10 @@ def _node_pool_problem(spec: EnvPoolSpec) -> ConditionFact | None:
         if is_wrong:
             return false_condition(ACCEPTED, Reason.INVALID_PARAMETERS, message)
     return None
+
+
+def _shares_in_bucket(spec: EnvPoolSpec) -> bool:
+    return (spec.snapshots_uri or "").startswith("s3://")
 
 
 def _sends_keys_in_the_clear(pool: EnvPool, platform: Platform) -> bool:

@@ -56,20 +56,39 @@ def local_folder(
     """
     folder = folder_of(uri)
     if folder is not None:
-        if not folder.exists():
-            raise UserError(_nothing_there(uri))
-        return folder
+        return existing_folder(folder, uri)
     store = open_run_store(uri, storage)
-    found = list(store.list(""))
-    if not found:
-        raise UserError(_nothing_there(uri))
+    found = list_objects(store, uri)
     found = [info for info in found if not info.key.endswith(leave_out)]
     listing = json.dumps([uri, found]).encode()
     # Task folders are known by their last part.
     target = scratch / "inputs" / blake3(listing).hexdigest()[:32] / PurePosixPath(uri).name
     if not target.exists():
-        _download(store, found, target)
+        download_objects(store, found, target)
     return target
+
+
+def existing_folder(folder: Path, uri: str) -> Path:
+    """The folder of a URI.
+
+    Raises:
+        UserError: it is not there.
+    """
+    if not folder.exists():
+        raise UserError(_nothing_there(uri))
+    return folder
+
+
+def list_objects(store: Store, uri: str) -> Sequence[ObjectInfo]:
+    """All objects of the prefix at a URI.
+
+    Raises:
+        UserError: there are none.
+    """
+    found = list(store.list(""))
+    if not found:
+        raise UserError(_nothing_there(uri))
+    return found
 
 
 def find_model_folder(folder: Path, uri: str, storage: StoreAccess) -> Path:
@@ -91,7 +110,7 @@ def find_model_folder(folder: Path, uri: str, storage: StoreAccess) -> Path:
     return local_folder(uri, Path(gettempdir()) / "etude", storage, leave_out=WEIGHT_SUFFIXES)
 
 
-def _download(store: Store, objects: Sequence[ObjectInfo], target: Path) -> None:
+def download_objects(store: Store, objects: Sequence[ObjectInfo], target: Path) -> None:
     """Fill a temporary folder and rename it, so that the target is complete or absent.
 
     Raises:

@@ -34,6 +34,13 @@ image_pull_seconds = Histogram(
     buckets=_SECONDS,
 )
 image_bytes = Gauge("etude_env_image_bytes", "Disk space of the images that tasks name.")
+read_grants = Counter(
+    "etude_env_read_grants", "Objects that this broker let hosts without credentials read."
+)
+read_grant_refusals = Counter(
+    "etude_env_read_grant_refusals",
+    "Requests of hosts to read what neither the pool's spec nor an order names.",
+)
 snapshots = Gauge("etude_env_snapshots", "Snapshots that this host holds.")
 snapshot_bytes = Gauge("etude_env_snapshot_bytes", "Disk space of the snapshots on this host.")
 snapshot_seconds = Histogram(

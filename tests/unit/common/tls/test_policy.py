@@ -79,6 +79,7 @@ def test_every_service_of_the_wire_is_on_the_list() -> None:
         ("/etude.v1.EnvBrokerService/LaunchBatch", {"trainer", "rewards", "edge"}),
         ("/etude.v1.EnvBrokerService/Heartbeat", {"node"}),
         ("/etude.v1.EnvBrokerService/DescribePool", {"node"}),
+        ("/etude.v1.EnvBrokerService/GrantReads", {"node"}),
         ("/etude.v1.PoolService/UpdatePool", {"operator"}),
         ("/etude.v1.EnvNodeService/RunTurn", {"trainer", "rewards", "edge"}),
         ("/etude.v1.EnvNodeService/OpenEnvironments", {"broker"}),

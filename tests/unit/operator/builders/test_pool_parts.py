@@ -335,6 +335,34 @@ def test_hosts_alone_have_the_credentials_of_registries(pool: EnvPool, platform:
     assert all(each["name"] != "pull" for each in pod(broker)["volumes"])
 
 
+def test_brokers_alone_have_the_stores_secret_where_hosts_are_privileged(
+    pool: EnvPool, platform: Platform
+) -> None:
+    store = {"endpoint": "http://minio.lab.svc:9000", "secretRef": {"name": "s3"}}
+    at = f"{pool.metadata.namespace}/{pool.metadata.name}"
+
+    def readers(platform: Platform) -> set[str]:
+        made = children(pool, platform, store=store).items()
+        return {
+            kind
+            for (kind, _), each in made
+            if "spec" in each and '"s3"' in json.dumps(each["spec"])
+        }
+
+    assert readers(platform) == {"Pod"}
+    assert readers(replace(platform, node_pools=frozenset({at}))) == {"StatefulSet"}
+
+    def reaches_store(platform: Platform) -> bool:
+        name = f"{pool.metadata.name}-broker"
+        policy = children(pool, platform, store=store)["NetworkPolicy", name]
+        ports = [p["port"] for rule in policy["spec"]["egress"] for p in rule.get("ports", ())]
+        return 9000 in ports
+
+    platform = replace(platform, namespace="etude-system")
+    assert not reaches_store(platform)
+    assert reaches_store(replace(platform, node_pools=frozenset({at})))
+
+
 def test_a_pool_of_processes_takes_no_images(pool: EnvPool) -> None:
     spec = {
         **pool.spec.to_json(),

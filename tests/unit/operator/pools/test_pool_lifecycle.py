@@ -286,15 +286,24 @@ async def test_a_pool_of_privileged_nodes_has_the_hosts_that_its_broker_reports(
     ("spec", "field"),
     [
         ({"maxReplicas": 3, "autoscaling": {"mode": "Reactive"}}, "spec.autoscaling"),
-        ({"store": {"secretRef": {"name": "s3"}}}, "spec.store.secretRef"),
+        (
+            {
+                "isolation": {"minimum": "Process"},
+                "store": {"secretRef": {"name": "s3"}},
+                "snapshotsUri": "s3://bucket/snapshots",
+            },
+            "spec.snapshotsUri",
+        ),
+        ({"store": {"endpoint": "http://minio:9000"}}, "spec.store.endpoint"),
     ],
 )
 async def test_privileged_nodes_get_no_credentials_and_no_size(
     lab: Any, spec: dict[str, Any], field: str
 ) -> None:
-    lab.platform = replace(lab.platform, node_pools=frozenset({"lab/repos"}))
+    own = frozenset({"lab/repos"})
+    lab.platform = replace(lab.platform, node_pools=own, allows_weak_isolation=True)
     lab.start()
-    whole = body(isolation={"minimum": "Sandbox", "driver": "GVisor"}, **spec)
+    whole = body(**{"isolation": {"minimum": "Sandbox", "driver": "GVisor"}, **spec})
     if "autoscaling" in spec:
         del whole["spec"]["replicas"]
     lab.cluster.upsert(whole)

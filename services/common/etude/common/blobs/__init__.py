@@ -1,7 +1,7 @@
 """Object store: a folder or any S3, behind one small protocol."""
 
 from etude.common.blobs.conformance import probe
-from etude.common.blobs.factory import Deadlines, open_store
+from etude.common.blobs.factory import Deadlines, open_bucket, open_store
 from etude.common.blobs.memory import MemoryStore
 from etude.common.blobs.obstore_client import ObstoreStore
 from etude.common.blobs.range_reader import Range, RangeReader
@@ -36,6 +36,7 @@ __all__ = [
     "StoreRefusedError",
     "TransferLimits",
     "is_unavailable",
+    "open_bucket",
     "open_store",
     "probe",
 ]

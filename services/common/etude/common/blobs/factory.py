@@ -56,11 +56,28 @@ def open_store(
         UserError: the URL names no store, or endpoint, region or credentials are none.
         StoreError: the client refuses what the environment says.
     """
-    folder, bucket = folder_of(url), bucket_of(url)
+    folder = folder_of(url)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         local = LocalStore(folder, mkdir=True)
         return ObstoreStore(url.rstrip("/"), local, local)
+    return open_bucket(url, endpoint=endpoint, region=region, deadlines=deadlines)
+
+
+def open_bucket(
+    url: str,
+    *,
+    endpoint: str | None = None,
+    region: str | None = None,
+    deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
+) -> ObstoreStore:
+    """The store behind s3://bucket/prefix; also signs URLs that others read by.
+
+    Raises:
+        UserError: the URL names no bucket, or endpoint, region or credentials are none.
+        StoreError: the client refuses what the environment says.
+    """
+    bucket = bucket_of(url)
     if bucket is None:
         raise UserError(invalid_store_problem(url))
     check_environment()

@@ -5,10 +5,11 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import obstore
-from obstore.store import ObjectStore
+from obstore.store import ObjectStore, S3Store
 from typing_extensions import Buffer, override
 
 from etude.common.blobs.error_translation import ConflictError, LostUploadError, translate_errors
@@ -125,6 +126,19 @@ class ObstoreStore(Store):
             for key in wanted:
                 with contextlib.suppress(MissingError):
                     self._delete([key])
+
+    def sign_reads(self, keys: Sequence[str], *, lifetime_s: int) -> Sequence[str]:
+        """URLs that read one object of a bucket each, for as long as given, without credentials.
+
+        Raises:
+            StoreError: there are no credentials to sign with.
+        """
+        assert isinstance(self.store, S3Store), self.url  # noqa: S101 - open_bucket() made it
+        if not keys:
+            return []
+        wanted = [checked_key(key) for key in keys]
+        with translate_errors(self._where(keys[0])):
+            return obstore.sign(self.store, "GET", wanted, timedelta(seconds=lifetime_s))
 
     def _delete(self, keys: Sequence[str]) -> None:
         if keys:

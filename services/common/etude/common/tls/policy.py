@@ -68,6 +68,7 @@ ALLOWED_CALLERS: Mapping[str, tuple[AllowedCaller, ...]] = {
     "etude.v1.EnvBrokerService/Heartbeat": _NODE,
     "etude.v1.BrokerPeerService": _BROKER,
     "etude.v1.EnvBrokerService/DescribePool": _NODE,
+    "etude.v1.EnvBrokerService/GrantReads": _NODE,
     "etude.v1.EnvNodeService": _CLIENTS,
     "etude.v1.EnvNodeService/OpenEnvironments": _BROKER,
     "etude.v1.EnvNodeService/CloseEnvironments": _BROKER,

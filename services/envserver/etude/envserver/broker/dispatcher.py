@@ -15,6 +15,7 @@ from etude.envserver.broker.launch_queue import BatchKey, LaunchBatch, Turn
 from etude.envserver.broker.lease_ledger import LeaseLedger
 from etude.envserver.broker.outcome_streams import OutcomeStreams
 from etude.envserver.broker.placement import GroupPlacer
+from etude.envserver.read_grants.allowed_prefixes import OrderedWorkspaces
 from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ class Dispatcher:
     streams: OutcomeStreams
     grant: Callable[[LaunchOrder, environments_pb2.HeldLease, float], None]
     """Called with each lease that a host has opened, and when."""
+    workspaces: OrderedWorkspaces = field(default_factory=OrderedWorkspaces)
+    """Workspaces of orders, which hosts may read."""
     on_capacity: Callable[[HostState | None], None]
     """Called when slots of a host may have become free; without one, also when an order failed."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
@@ -67,7 +70,9 @@ class Dispatcher:
             key = (host.node_id, turn.batch.key)
             order = LaunchOrder(host=host, batch=turn.batch, label=label)
             orders.setdefault(key, order).turns.append(turn)
+        now_s = time.monotonic()
         for order in orders.values():
+            self.workspaces.record(order.batch.request.workspace.uri, now_s=now_s)
             leases = order.new_leases(end_of(order.batch))
             self.spawn(self._open(order, leases), f"open on {order.host.node_id}")
 

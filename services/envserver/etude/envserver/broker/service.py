@@ -16,6 +16,7 @@ from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.pool_report import make_report, unix_ms
 from etude.envserver.broker.pool_updates import HostProblems, PoolUpdates
 from etude.envserver.broker.shards.router import ShardRouter
+from etude.envserver.read_grants.grantor import ReadGrantor
 from etude.v1 import environments_pb2 as pb2
 from etude.v1 import environments_pb2_grpc
 
@@ -35,6 +36,11 @@ class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
     updates: PoolUpdates | None = None
     """The pool's spec for its hosts; None where they have it from elsewhere."""
     problems: HostProblems = field(default_factory=HostProblems)
+    grantor: ReadGrantor = field(init=False)
+
+    def __post_init__(self) -> None:
+        broker = self.router.broker
+        self.grantor = ReadGrantor(lambda: broker.spec, broker.dispatcher.workspaces)
 
     @override
     async def ListShards(
@@ -124,6 +130,14 @@ class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
     ) -> pb2.DescribePoolResponse:
         found = require_updates(self.updates).current
         return pb2.DescribePoolResponse(pool_json=found.text, revision=found.revision)
+
+    @override
+    async def GrantReads(
+        self,
+        request: pb2.GrantReadsRequest,
+        context: Context[pb2.GrantReadsRequest, pb2.GrantReadsResponse],
+    ) -> pb2.GrantReadsResponse:
+        return await asyncio.to_thread(self.grantor.grant, request)
 
 
 @dataclass(slots=True)

@@ -2,13 +2,13 @@
 
 import asyncio
 
-from etude.common.api.storage import StoreAccess
 from etude.common.http_server import HttpServer, http_config, open_listener, require_tls
 from etude.common.probes import Probes
 from etude.common.process import shutdown_signals
 from etude.envserver.code_search.app import SearchBases, SearchRoutes
 from etude.envserver.code_search.settings import CodeSearchSettings
 from etude.envserver.host.workspace_sources import load_embedder
+from etude.envserver.storage.store_reads import DirectReads
 
 
 async def serve(settings: CodeSearchSettings) -> None:
@@ -18,7 +18,7 @@ async def serve(settings: CodeSearchSettings) -> None:
         UserError: the embedder is not here, or the port would show code unencrypted.
     """
     require_tls(settings.host, settings.port, settings.tls_folder, "the users' code")
-    embedder = load_embedder(settings.search, settings.scratch, StoreAccess())
+    embedder = load_embedder(settings.search, settings.scratch, DirectReads())
     app = SearchRoutes(SearchBases(embedder)).build()
     probes = Probes(settings.probe_port, settings.host)
     stop = asyncio.Event()

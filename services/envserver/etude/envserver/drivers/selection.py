@@ -7,16 +7,14 @@ has loaded what it needs, and of four drivers it needs one.
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from etude.common.api.pool.network import EgressPolicy
 from etude.common.api.pool.spec import DriverName, EnvPoolSpec, IsolationLevel, Slot, Template
-from etude.common.api.storage import StoreAccess
 from etude.common.errors import CorruptError, StoreError
-from etude.common.stores import open_source
 from etude.envserver.drivers.base import Driver, DriverUnavailableError, IsolationStrength
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.jail import jail_with_kvm
@@ -24,6 +22,7 @@ from etude.envserver.drivers.vm.qemu.command_line import Accelerator, QemuConfig
 from etude.envserver.images import built_image
 from etude.envserver.images.build_cache import BuildCache, hold
 from etude.envserver.images.built_image import BuiltImage
+from etude.envserver.storage.store_reads import DirectReads, StoreReads
 
 if TYPE_CHECKING:
     from etude.envserver.drivers.gvisor.driver import GvisorDriver
@@ -49,6 +48,8 @@ class DriverFolders:
     """Image cache, as `etude images build` makes it; images of a store are copied to it."""
     secrets: Path | None = None
     """Folder of the credentials of egress rules."""
+    reads: StoreReads = field(default_factory=DirectReads)
+    """Of images in a store."""
 
 
 async def select_driver(spec: EnvPoolSpec, place: DriverFolders) -> Driver:
@@ -272,7 +273,7 @@ async def _firecracker(spec: EnvPoolSpec, place: DriverFolders) -> "FirecrackerD
 
 async def _images(spec: EnvPoolSpec, place: DriverFolders) -> dict[str, BuiltImage]:
     return {
-        template.name: await asyncio.to_thread(_image, template, index, spec.store, place)
+        template.name: await asyncio.to_thread(_image, template, index, place)
         for index, template in enumerate(spec.templates)
     }
 
@@ -305,9 +306,7 @@ async def _with_accelerator(
     )
 
 
-def _image(
-    template: Template, index: int, access: StoreAccess | None, place: DriverFolders
-) -> BuiltImage:
+def _image(template: Template, index: int, place: DriverFolders) -> BuiltImage:
     where = f"spec.templates[{index}].image"
     if template.image is None:
         raise DriverUnavailableError(
@@ -316,7 +315,7 @@ def _image(
             fix="name one of `etude images ls`, or set spec.isolation.driver to Process",
         )
     try:
-        found = _hold_image(template.image, BuildCache(place.images), access or StoreAccess())
+        found = _hold_image(template.image, BuildCache(place.images), place.reads)
     except CorruptError as error:
         raise DriverUnavailableError(str(error), where=where, fix="build it again") from error
     except StoreError as error:
@@ -337,19 +336,19 @@ def _image(
     return found
 
 
-def _hold_image(name: str, cache: BuildCache, access: StoreAccess) -> BuiltImage | None:
+def _hold_image(name: str, cache: BuildCache, reads: StoreReads) -> BuiltImage | None:
     """Find the image and hold it against removal while this process lives."""
-    found = _find_image(name, cache, access)
+    found = _find_image(name, cache, reads)
     return found if found is not None and hold(found.folder) is not None else None
 
 
-def _find_image(name: str, cache: BuildCache, access: StoreAccess) -> BuiltImage | None:
+def _find_image(name: str, cache: BuildCache, reads: StoreReads) -> BuiltImage | None:
     """Find the image in a store or a folder, or the newest one here of this name or address."""
     if name.startswith("s3://"):
         from etude.envserver.images import image_store
 
         prefix, _, reference = name.rpartition("/")
-        return image_store.fetch_image(reference, open_source(prefix, access), cache)
+        return image_store.fetch_image(reference, reads.open(prefix), cache)
     if name.startswith("file://"):
         return built_image.read_image(Path(unquote(urlparse(name).path)))
     return built_image.newest_image(name, cache)

@@ -40,6 +40,7 @@ from etude.envserver.images.pull.registry_access import RegistryAccess
 from etude.envserver.settings import HostSettings
 from etude.envserver.storage import folders
 from etude.envserver.storage.folders import FolderLimits
+from etude.envserver.storage.store_reads import DirectReads, StoreReads
 from etude.v1 import (
     environment_access_pb2,
     environment_access_pb2_grpc,
@@ -128,11 +129,15 @@ async def _run(settings: HostSettings, description: PoolDescription, brokers: Br
     """Run a host with this spec; True when it is time to start again with another one."""
     pool = description.pool
     settings.scratch.mkdir(parents=True, exist_ok=True)
+    reads = _store_reads(pool.spec, settings, brokers)
     place = DriverFolders(
-        scratch=settings.scratch, images=settings.images, secrets=settings.egress_secrets
+        scratch=settings.scratch,
+        images=settings.images,
+        secrets=settings.egress_secrets,
+        reads=reads,
     )
     driver = await select_driver(pool.spec, place)
-    host = _build_host(pool, driver, settings)
+    host = await _build_host(pool, driver, settings, reads)
     provider = telemetry.setup_tracing(
         "etude-node",
         otlp_endpoint=settings.server.otlp_endpoint,
@@ -158,7 +163,22 @@ async def _run(settings: HostSettings, description: PoolDescription, brokers: Br
         provider.shutdown()
 
 
-def _build_host(pool: ResolvedPool, driver: Driver, settings: HostSettings) -> Host:
+def _store_reads(spec: EnvPoolSpec, settings: HostSettings, brokers: BrokerLinks) -> StoreReads:
+    """Reads of the pool's store: by grants where its Secret is not with this host."""
+    has_credentials = settings.pool_file is not None
+    if has_credentials or spec.store is None or spec.store.secret_ref is None:
+        return DirectReads(spec.store or StoreAccess())
+    from etude.envserver.read_grants.granted_reads import (  # noqa: PLC0415 - loads urllib3
+        BrokerGrants,
+        GrantedReads,
+    )
+
+    return GrantedReads(BrokerGrants(brokers, asyncio.get_running_loop()).ask)
+
+
+async def _build_host(
+    pool: ResolvedPool, driver: Driver, settings: HostSettings, reads: StoreReads
+) -> Host:
     admitted = check_isolation(
         pool.spec, driver.name, driver.strength, allow_weak=settings.allow_weak_isolation
     )
@@ -168,14 +188,14 @@ def _build_host(pool: ResolvedPool, driver: Driver, settings: HostSettings) -> H
             where="spec.templates",
             fix="set trust: Trusted, or start the host with ETUDE_ALLOW_WEAK_ISOLATION=1",
         )
-    access = pool.spec.store or StoreAccess()
+    embedder = await asyncio.to_thread(load_embedder, pool.spec.search, settings.scratch, reads)
     return Host(
-        images=_task_images(pool.spec, driver, settings),
+        images=_task_images(pool.spec, driver, settings, reads),
         driver=driver,
         sources=WorkspaceSources(
             settings.scratch,
-            access,
-            embedder=load_embedder(pool.spec.search, settings.scratch, access),
+            reads,
+            embedder=embedder,
             search_service=pool.spec.search.service or "",
         ),
         slots=pool.spec.slots_per_replica,
@@ -192,7 +212,9 @@ def _change_limits(slot: Slot) -> FolderLimits:
     )
 
 
-def _task_images(spec: EnvPoolSpec, driver: Driver, settings: HostSettings) -> TaskImages | None:
+def _task_images(
+    spec: EnvPoolSpec, driver: Driver, settings: HostSettings, reads: StoreReads
+) -> TaskImages | None:
     if spec.images is None:
         return None
     mirrors = dict[str, tuple[str, ...]]()
@@ -201,7 +223,7 @@ def _task_images(spec: EnvPoolSpec, driver: Driver, settings: HostSettings) -> T
     puller = ImagePuller(
         cache=BuildCache(settings.images),
         registries=RegistryAccess(credentials=settings.pull_credentials, mirrors=mirrors),
-        store=spec.store or StoreAccess(),
+        reads=reads,
     )
     return TaskImages(
         driver=driver,

@@ -14,13 +14,12 @@ from etude.agent.search.contents import HASHED_ID
 from etude.agent.search.remote import RemoteCodebase
 from etude.agent.search.shared_index import SharedIndex
 from etude.common.api.pool.spec import SearchSettings
-from etude.common.api.storage import StoreAccess
 from etude.common.errors import CorruptError, Problem, UserError
 from etude.common.harbor.task import read_files
-from etude.common.stores import local_folder
 from etude.envserver.host.task_images import TaskTemplate
 from etude.envserver.storage import base_files, folders, trees
 from etude.envserver.storage.folders import FolderLimits, TooLargeError
+from etude.envserver.storage.store_reads import DirectReads, StoreReads
 from etude.envserver.storage.trees import File, Tree
 
 if TYPE_CHECKING:
@@ -71,8 +70,8 @@ class WorkspaceSources:
 
     scratch: Path
     """Folder for copies of an object store's prefixes."""
-    access: StoreAccess = field(default_factory=StoreAccess)
-    """Access to that store."""
+    reads: StoreReads = field(default_factory=DirectReads)
+    """Of folders and prefixes."""
     cache_bytes: int = CACHE_BYTES
     embedder: "Embedder | None" = None
     """Embedder of searches, the one that the policy was trained with; None is the built-in one."""
@@ -134,7 +133,7 @@ class WorkspaceSources:
         Raises:
             UserError: there is no such folder.
         """
-        folder = local_folder(uri, self.scratch, self.access)
+        folder = self.reads.local_folder(uri, self.scratch)
         if not folder.is_dir():
             raise UserError(_invalid_workspace(uri, "is not a folder"))
         return {
@@ -193,14 +192,14 @@ if TYPE_CHECKING:
     from etude.agent.search.embedders.interface import Embedder
 
 
-def load_embedder(search: SearchSettings, scratch: Path, access: StoreAccess) -> "Embedder | None":
+def load_embedder(search: SearchSettings, scratch: Path, reads: StoreReads) -> "Embedder | None":
     """Load the embedder that the pool names; None for the built-in one.
 
     Raises:
         UserError: this host does not have it.
         CorruptError: its file is damaged.
     """
-    models = local_folder(search.models, scratch, access) if search.models else scratch
+    models = reads.local_folder(search.models, scratch) if search.models else scratch
     if search.backend == HASHED_ID:
         return None
     from etude.agent.search.embedders.registry import load_embedder  # noqa: PLC0415 - loads numpy

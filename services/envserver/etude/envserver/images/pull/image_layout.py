@@ -9,15 +9,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from etude.common.api.storage import StoreAccess
 from etude.common.blobs import Store
 from etude.common.blobs.store import MissingError
 from etude.common.errors import CorruptError, StoreError
 from etude.common.pinned_images import InvalidImageError, PinnedImage
-from etude.common.stores import open_source
 from etude.envserver.images import image_store
 from etude.envserver.images.pull.bounded_program import FillLimits, fill_folder
 from etude.envserver.images.pull.registry_access import RegistryAccess
+from etude.envserver.storage.store_reads import StoreReads
 
 TAG = "image"
 """Name of the only image in a fetched layout."""
@@ -42,7 +41,7 @@ def fetch_layout(
     folder: Path,
     *,
     registries: RegistryAccess,
-    store: StoreAccess,
+    reads: StoreReads,
     limits: FillLimits,
 ) -> Path:
     """Fetch an image, each part checked against its digest; returns its layout.
@@ -51,7 +50,7 @@ def fetch_layout(
         image: what to fetch.
         folder: an empty folder.
         registries: access to registries.
-        store: access to an object store.
+        reads: of layouts.
         limits: on the compressed image.
 
     Raises:
@@ -61,7 +60,7 @@ def fetch_layout(
     layout.mkdir()
     source = f"docker://{image}"
     if image.is_layout:
-        _copy_blobs(image, folder / "source", store, limits)
+        _copy_blobs(image, folder / "source", reads, limits)
         source = f"oci:{folder / 'source'}:{TAG}"
     words = ["skopeo", "--insecure-policy", *_PLATFORM, "copy", "--quiet"]
     words += registries.skopeo_options("--src-authfile")
@@ -98,7 +97,7 @@ def _only_manifest(layout: Path) -> Mapping[str, Any]:
     return _read_json(_blob(layout, listed["digest"]), str(layout))
 
 
-def _copy_blobs(image: PinnedImage, target: Path, access: StoreAccess, limits: FillLimits) -> None:
+def _copy_blobs(image: PinnedImage, target: Path, reads: StoreReads, limits: FillLimits) -> None:
     """Copy the blobs of one image from a layout of many, and list it alone.
 
     Raises:
@@ -106,7 +105,7 @@ def _copy_blobs(image: PinnedImage, target: Path, access: StoreAccess, limits: F
     """
     (target / "blobs/sha256").mkdir(parents=True)
     try:
-        source = open_source(image.source, access)
+        source = reads.open(image.source)
         digest, manifest = _platform_manifest(image, source, target)
         left = limits.max_bytes
         for part in _parts(str(image), manifest):

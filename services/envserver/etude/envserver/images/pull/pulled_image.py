@@ -22,7 +22,6 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.common.api.storage import StoreAccess
 from etude.common.harbor.task_file import WORKSPACE
 from etude.common.pinned_images import InvalidImageError, PinnedImage
 from etude.envserver.images import built_image
@@ -36,6 +35,7 @@ from etude.envserver.images.pull.registry_access import NO_ACCESS, RegistryAcces
 from etude.envserver.isolation.sandbox_layout import INSIDE_UID
 from etude.envserver.storage import base_files, git_index
 from etude.envserver.storage.folders import FolderLimits
+from etude.envserver.storage.store_reads import DirectReads, StoreReads
 
 _FORMAT = 2
 """Raised when the same image is converted into another one."""
@@ -55,8 +55,8 @@ class ImagePuller:
 
     cache: BuildCache
     registries: RegistryAccess = NO_ACCESS
-    store: StoreAccess = field(default_factory=StoreAccess)
-    """Access to OCI layouts in an object store."""
+    reads: StoreReads = field(default_factory=DirectReads)
+    """Of OCI image layouts."""
     limits: FillLimits = field(default_factory=FillLimits)
 
     def find(self, image: PinnedImage, machine: BuiltImage) -> BuiltImage | None:
@@ -82,7 +82,7 @@ class ImagePuller:
     def _fill(self, image: PinnedImage, machine: BuiltImage, folder: Path) -> None:
         with self.cache.scratch() as scratch:
             layout = image_layout.fetch_layout(
-                image, scratch, registries=self.registries, store=self.store, limits=self.limits
+                image, scratch, registries=self.registries, reads=self.reads, limits=self.limits
             )
             config = image_config.parse_config(image_layout.image_config(layout))
             tree = scratch / "tree"

@@ -10,11 +10,11 @@ import os
 import stat
 from pathlib import Path
 
-from etude.common.api.storage import StoreAccess
 from etude.common.pinned_images import PinnedImage
 from etude.envserver.images.pull.bounded_program import FillLimits, fill_folder
 from etude.envserver.images.pull.image_layout import TAG, fetch_layout
 from etude.envserver.images.pull.registry_access import NO_ACCESS
+from etude.envserver.storage.store_reads import DirectReads
 
 _RIGHTS = stat.S_ISUID | stat.S_ISGID
 
@@ -46,7 +46,7 @@ def unpack_local(layout: Path, digest: str, tree: Path) -> None:
     scratch.mkdir()
     limits = FillLimits()
     image = PinnedImage(layout.resolve().as_uri(), digest)
-    fetched = fetch_layout(image, scratch, registries=NO_ACCESS, store=StoreAccess(), limits=limits)
+    fetched = fetch_layout(image, scratch, registries=NO_ACCESS, reads=DirectReads(), limits=limits)
     unpack_layout(fetched, tree, limits=limits)
 
 

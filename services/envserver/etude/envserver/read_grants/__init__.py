@@ -1,0 +1,1 @@
+"""Read grants: hosts without credentials read a pool's store by URLs that end soon."""
