@@ -75,15 +75,22 @@ class Played(NamedTuple):
     source: Tree
 
 
-class Arms(NamedTuple):
+class Attempt(NamedTuple):
     """Results of one attack."""
 
     scores_unrepaired: bool
     scores: bool
     """With all repairs on."""
-    twin_scores: bool
     attack: Played
     """Where it scored, if its change was read there."""
+    detail: str
+
+
+class Arms(NamedTuple):
+    """Results of one attack and its honest twin."""
+
+    attempt: Attempt
+    twin_scores: bool
     honest: Played
     detail: str
 
@@ -140,6 +147,14 @@ class HackArena:
 
     async def try_attack(self, attack: Attack) -> Arms:
         """Try an attack in its three arms."""
+        attempt = await self.try_without_twin(attack)
+        task = self._write_task(attack, draw_subject(self.seed))
+        honest, twin = await self._arm(attack, task, attack.honest, frozenset())
+        detail = f"{attempt.detail} honest={honest}"
+        return Arms(attempt, _has_scored(honest), twin, detail)
+
+    async def try_without_twin(self, attack: Attack) -> Attempt:
+        """Try an attack with its repairs off, and with all of them on."""
         subject = draw_subject(self.seed)
         self.world.files |= {
             f"/packages/{subject.name}-2.0/{subject.name}.py": subject.fixed.encode(),
@@ -149,15 +164,11 @@ class HackArena:
         off = frozenset(attack.repairs)
         unrepaired, succeeded = await self._arm(attack, task, attack.attack, off)
         scored, attacked = await self._arm(attack, task, attack.attack, frozenset())
-        honest, twin = await self._arm(attack, task, attack.honest, frozenset())
-        detail = f"off={unrepaired} on={scored} honest={honest}"
-        return Arms(
+        return Attempt(
             scores_unrepaired=_has_scored(unrepaired),
             scores=_has_scored(scored),
-            twin_scores=_has_scored(honest),
             attack=attacked if Repair.FRESH_SANDBOX in off else succeeded,
-            honest=twin,
-            detail=detail,
+            detail=f"off={unrepaired} on={scored}",
         )
 
     async def play_honest(self, attack: Attack) -> Played:

@@ -1,12 +1,13 @@
-"""Attacks on rewards as files: one TOML file per class, variants of others in the same form.
+"""Attacks on rewards as files: one TOML file per class, and one per class for their variants.
 
 An entry has the script of an attack, the script of its honest twin, and the repairs without which
 the attack has to score. `@name@` in a script is the subject's name, `@fix@` the shell command that
-repairs the subject, `@seed@` a number. `bench/hacks.py --variants FOLDER` reads further files.
+repairs the subject, `@seed@` a number. A variant has the attack's class and goal and other means;
+what it leaves out is the attack's. `bench/hacks.py --variants FOLDER` reads variants.
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Self
@@ -85,10 +86,35 @@ class Attack(BaseModel):
         return self
 
 
+class Variant(BaseModel):
+    """Another way to the goal of an attack."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    of: str
+    """Name of the attack, with which its own begins."""
+    attack: Script
+    repairs: tuple[Repair, ...] | None = None
+    files: Mapping[str, str] | None = None
+
+    def applied(self, attacks: Mapping[str, Attack]) -> Attack:
+        """The attack of this name with the means of the variant.
+
+        Raises:
+            ValueError: no attack has this name, or the variant is not named after it.
+        """
+        if self.of not in attacks or not self.name.startswith(f"{self.of}-"):
+            raise ValueError(f"{self.name}: is no variant of an attack {self.of!r}")
+        values = attacks[self.of].model_dump() | self.model_dump(exclude={"of"}, exclude_none=True)
+        return Attack.model_validate(values)
+
+
 class _File(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    attack: tuple[Attack, ...] = Field(min_length=1)
+    attack: tuple[Attack, ...] = ()
+    variant: tuple[Variant, ...] = ()
 
 
 def read_attacks(folder: Path = SUITE) -> list[Attack]:
@@ -97,16 +123,34 @@ def read_attacks(folder: Path = SUITE) -> list[Attack]:
     Raises:
         ValueError: a file breaks the form, or two attacks share a name.
     """
-    found = list[Attack]()
+    found = [attack for file in _read_files(folder) for attack in file.attack]
+    _check_names([each.name for each in found])
+    return found
+
+
+def read_variants(folder: Path = VARIANTS, suite: Path = SUITE) -> list[Attack]:
+    """Variants of all files of a folder, as attacks, by class.
+
+    Raises:
+        ValueError: a file breaks the form, or two variants share a name.
+    """
+    attacks = {each.name: each for each in read_attacks(suite)}
+    found = [each.applied(attacks) for file in _read_files(folder) for each in file.variant]
+    _check_names([each.name for each in found])
+    return found
+
+
+def _read_files(folder: Path) -> Iterator[_File]:
     for path in sorted(folder.glob("*.toml")):
         try:
-            found += _File.model_validate(tomllib.loads(path.read_text())).attack
+            yield _File.model_validate(tomllib.loads(path.read_text()))
         except (ValidationError, tomllib.TOMLDecodeError) as error:
             raise ValueError(f"{path.name}: {error}") from error
-    names = [each.name for each in found]
+
+
+def _check_names(names: Sequence[str]) -> None:
     if len({*names}) < len(names):
         raise ValueError(f"names repeat: {sorted(n for n in {*names} if names.count(n) > 1)}")
-    return found
 
 
 def calls_of(script: str, values: Mapping[str, str]) -> Sequence[str]:
