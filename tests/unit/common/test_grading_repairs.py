@@ -1,6 +1,8 @@
 """Repairs of grading, by what a task's verifier starts."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from etude.common.harbor.grading_repairs import (
     repair_grading,
 )
 from etude.common.harbor.task import HarborTask
+from etude.envserver.host.grading.protected_paths import path_matcher
 
 GUARD = ".etude/etude_session_guard.py"
 PYTEST = {"test.sh": b"cd /workspace && pytest -q /tests/test_a.py\n", "test_a.py": b""}
@@ -88,7 +91,7 @@ def test_a_list_of_plugins_turns_all_others_off() -> None:
 
 def test_files_that_a_verifier_starts_are_protected() -> None:
     found = repair_grading(task(), {"test.sh": b"make check && python3 setup.py build\n"})
-    assert {"{Makefile,makefile,GNUmakefile}", "setup.py"} <= {*found.protected}
+    assert {"{Makefile,makefile,GNUmakefile}", "**/*.{mk,mak}", "setup.py"} <= {*found.protected}
     assert "setup.py" not in repair_grading(task(), PYTEST).protected
 
 
@@ -100,3 +103,23 @@ def test_each_repair_can_be_off() -> None:
     assert found.files == PYTEST
     assert not found.protected
     assert not found.environment
+
+
+def test_no_module_of_the_workspace_stands_in_for_one_that_pytest_starts_with() -> None:
+    names = "; ".join(
+        [
+            "import sys, importlib, pytest",
+            "from _pytest.config import default_plugins",
+            "[importlib.import_module(f'_pytest.{name}') for name in default_plugins]",
+            "print(*{name.partition('.')[0] for name in sys.modules} - {'__main__'})",
+        ]
+    )
+    done = subprocess.run([sys.executable, "-c", names], capture_output=True, text=True, check=True)
+    is_protected = path_matcher(repair_grading(task(), PYTEST).protected, "protected")
+    started = [n for n in done.stdout.split() if n in sys.stdlib_module_names]
+    started = [n for n in started if n[0] != "_" and n not in sys.builtin_module_names]
+    assert len(started) > 50
+    for name in [*started, "iniconfig", "pygments", "packaging"]:
+        for path in (f"{name}.py", f"{name}/__init__.py", f"{name}.abi3.so"):
+            assert is_protected(path), path
+        assert not is_protected(f"shop/{name}.py")

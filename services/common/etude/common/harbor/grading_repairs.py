@@ -18,15 +18,31 @@ GUARD_FOLDER = ".etude"
 """Folder of the guard below /tests."""
 _GUARD = "etude_session_guard"
 
+_START_UP = (
+    "abc,argparse,array,ast,base64,bdb,binascii,bisect,bz2,calendar,codecs,collections,contextlib,"
+    "copy,copyreg,csv,dataclasses,datetime,decimal,difflib,dis,email,encodings,enum,fcntl,fnmatch,"
+    "functools,genericpath,gettext,glob,hashlib,heapq,hmac,html,importlib,inspect,io,ipaddress,"
+    "json,keyword,linecache,locale,logging,lzma,math,ntpath,numbers,opcode,operator,os,pathlib,"
+    "platform,posixpath,pprint,pyexpat,quopri,random,re,reprlib,secrets,select,selectors,shlex,"
+    "shutil,signal,site,socket,stat,string,struct,subprocess,tempfile,textwrap,threading,token,"
+    "tokenize,traceback,types,typing,unicodedata,urllib,uuid,warnings,weakref,xml,zipfile,"
+    "zipimport,zlib,iniconfig,packaging,pygments,exceptiongroup,tomli,attr,py,six"
+)
+"""Modules that pytest imports before its guard counts: it takes them from the workspace's root
+where that comes first in the path of modules, as with `python -m pytest`."""
 RUNNER_PATHS = (
     "**/conftest.py",
     "**/{pytest.ini,.pytest.ini,pytest.toml,.pytest.toml,tox.ini,noxfile.py}",
     "**/{setup.cfg,pyproject.toml,package.json}",
-    "**/{sitecustomize.py,usercustomize.py,*.pth}",
+    "**/{sitecustomize.*,usercustomize.*,*.pth}",
+    "**/{sitecustomize,usercustomize}/**",
     "**/*.{egg-info,dist-info}/**",
     "**/{jest.config.*,vitest.config.*,.mocharc*,babel.config.*}",
-    "{pytest,_pytest,unittest,pluggy}.py",
+    "{pytest,_pytest,unittest,pluggy}.*",
     "{pytest,_pytest,unittest,pluggy}/**",
+    f"{{{_START_UP}}}.py",
+    f"{{{_START_UP}}}.*so",
+    f"{{{_START_UP}}}/__init__.py",
 )
 """Settings, plugins and stand-ins of test runners."""
 TEST_PATHS = (
@@ -36,8 +52,10 @@ TEST_PATHS = (
 """Tests that the workspace holds, with their data."""
 CACHE_PATHS = ("**/__pycache__/**", "**/*.{pyc,pyo}")
 """Compiled code, which would be run in place of its source."""
+_MAKE = re.compile(rb"(?:^|[\s;&|(])make\s", re.MULTILINE)
 _STARTED_PATHS = (
-    (re.compile(rb"(?:^|[\s;&|(])make\s", re.MULTILINE), "{Makefile,makefile,GNUmakefile}"),
+    (_MAKE, "{Makefile,makefile,GNUmakefile}"),
+    (_MAKE, "**/*.{mk,mak}"),
     (re.compile(rb"\bsetup\.py\b|\bpip3?\s+install\b"), "setup.py"),
 )
 """Files of the workspace that a verifier starts, by the text that starts them."""

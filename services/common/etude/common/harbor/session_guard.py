@@ -6,9 +6,10 @@ session without an account, or one whose numbers do not add up, ends with 3:
 
     passed + failed + errored + skipped + verifier_errored = total
 
-Covered: an early exit of the code under test, output after the summary, processes that wait for the
-verifier, a reward file written before the tests ended, clocks and assertions that were replaced.
-Not covered: code that finds this module in memory and writes an account of its own.
+Covered: an early exit of the code under test, tests that it skips, output after the summary,
+processes that wait for the verifier, a reward file written before the tests ended, functions of
+pytest and unittest, clocks and modules of the tests that were replaced. Not covered: code that
+finds this module in memory and writes an account of its own, or undoes a replacement in time.
 
 Standard library and pytest only, for Python 3.6 and later.
 """
@@ -20,18 +21,26 @@ import secrets
 import signal
 import sys
 import time
+import types
 import unittest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
 BROKEN = 3
 """Exit code, that of an internal error of pytest."""
 REWARDS = ("/logs/verifier/reward.txt", "/logs/verifier/reward.json")
 _MAX_ACCOUNT_BYTES = 4096
 _KILLS = 100
+_PR_SET_CHILD_SUBREAPER = 36
+_RUNNER = ("_pytest", "pluggy", "unittest")
+_SKIPS = (unittest.SkipTest, pytest.skip.Exception, pytest.xfail.Exception)
+_TEST_FOLDERS = {"test", "tests", "testing", "__tests__", "site-packages"}
+_CODE_FOLDERS = [Path("/workspace"), *(each for each in [Path.cwd()] if each.name)]
 _FIXED = (
     (time, ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "process_time")),
     (unittest.TestCase, ("run", "assertEqual", "assertTrue", "assertRaises", "fail")),
@@ -41,12 +50,59 @@ _FIXED = (
 _CALLS = [(owner, name, getattr(owner, name)) for owner, names in _FIXED for name in names]
 
 
+class Binding:
+    """A name that a module or class binds to a function, a class or a module."""
+
+    def __init__(self, space: "Mapping[str, Any]", where: str, name: str) -> None:
+        self.label = f"{where}.{name}"
+        self._space, self._name = space, name
+        self._value = space[name]
+        self._code = _code(self._value)
+
+    def is_replaced(self) -> bool:
+        """True if the name stands for something else by now."""
+        value = self._space.get(self._name)
+        return value is not self._value or _code(value) is not self._code
+
+
+def _code(value: object) -> object:
+    return getattr(getattr(value, "__func__", value), "__code__", None)
+
+
+def _runner_bindings() -> "Iterator[Binding]":
+    """Functions and classes of pytest and unittest, as far as they are loaded."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] not in _RUNNER:
+            continue
+        yield from _bindings(vars(module), module_name)
+        for owner in list(vars(module).values()):
+            if isinstance(owner, type) and owner.__module__ == module_name:
+                yield from _bindings(vars(owner), f"{module_name}.{owner.__name__}")
+
+
+def _bindings(space: "Mapping[str, Any]", where: str) -> "Iterator[Binding]":
+    for name, value in list(space.items()):
+        if callable(value) or isinstance(value, (classmethod, staticmethod, property)):
+            yield Binding(space, where, name)
+
+
+def _module_bindings(items: "Sequence[pytest.Item]") -> "Iterator[Binding]":
+    """Modules, and functions of the clock, by their names in the tests' own modules."""
+    clocks = [call for owner, _, call in _CALLS if owner is time]
+    spaces = {id(m): m for m in (getattr(item, "module", None) for item in items) if m is not None}
+    for module in spaces.values():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, types.ModuleType) or any(value is clock for clock in clocks):
+                yield Binding(vars(module), module.__name__, name)
+
+
 def pytest_cmdline_main(config: "pytest.Config") -> "int | None":
     """Run the session in a child, and answer with the exit code that its account allows."""
     if getattr(config.option, "help", False) or getattr(config.option, "version", False):
         return None
     token = secrets.token_hex(16)
     reader, writer = os.pipe()
+    _adopt_orphans()
     rewards = [RewardFile(Path(path)) for path in REWARDS]
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -96,14 +152,29 @@ class SessionAccount:
         self._session: pytest.Session | None = None
         self._verdicts: dict[str, str] = {}
         self._replaced = ""
+        self._skipped_by = ""
+        self._runner: list[Binding] = []
+        self._modules: list[Binding] = []
         self._exit = os._exit
         config.add_cleanup(self._finish)
 
     def pytest_sessionstart(self, session: "pytest.Session") -> None:
         self._session = session
+        self._runner = list(_runner_bindings())
+
+    def pytest_collection_finish(self, session: "pytest.Session") -> None:
+        self._modules = list(_module_bindings(session.items))
 
     def pytest_runtest_setup(self) -> None:
         self._check_calls()
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self, call: "pytest.CallInfo[None]") -> "Generator[None]":
+        # Another hook turns unittest's exception into one that is raised elsewhere.
+        raised = call.excinfo
+        yield
+        if raised is not None and _is_skip(raised.value) and not self._skipped_by:
+            self._skipped_by = _tested_file(raised.tb)
 
     def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
         before = self._verdicts.get(report.nodeid, "")
@@ -115,6 +186,7 @@ class SessionAccount:
 
     def pytest_sessionfinish(self) -> None:
         self._check_calls()
+        self._check_bindings([*self._runner, *self._modules])
         for reward in self._rewards:
             reward.restore()
 
@@ -122,6 +194,12 @@ class SessionAccount:
         for owner, name, call in _CALLS:
             if getattr(owner, name) is not call and not self._replaced:
                 self._replaced = f"{owner.__name__}.{name}"
+
+    def _check_bindings(self, bindings: "list[Binding]") -> None:
+        for binding in bindings if not self._replaced else ():
+            if binding.is_replaced():
+                self._replaced = binding.label
+                return
 
     def _finish(self) -> None:
         session = self._session
@@ -132,6 +210,7 @@ class SessionAccount:
         status = BROKEN if session is None else int(session.exitstatus)
         account = {"token": self._token, "status": status, "total": total, **counts}
         account["replaced"] = self._replaced
+        account["skipped_by"] = self._skipped_by
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
@@ -147,12 +226,14 @@ def _wait(child: int, reader: int, token: str, rewards: "list[RewardFile]") -> i
     with contextlib.suppress(BlockingIOError):
         data = os.read(reader, _MAX_ACCOUNT_BYTES)
     os.close(reader)
-    _end_group(child)
+    num_ended = _end_group(child)
     status, what = _judge(data, token)
-    for reward in rewards if what else ():
+    for reward in rewards if what or num_ended else ():
         reward.restore()
-    sys.stderr.write(f"etude: {what or _line(json.loads(data.decode()))}\n")
-    sys.stderr.flush()
+    # A verifier that reads the last line of the output must not read one of the code under test.
+    for stream in (sys.stdout, sys.stderr) if what else (sys.stderr,):
+        stream.write(f"etude: {what or _line(json.loads(data.decode()))}\n")
+        stream.flush()
     return status
 
 
@@ -168,11 +249,20 @@ def _judge(data: bytes, token: str) -> "tuple[int, str]":
         return BROKEN, "verifier error: the test session ended without an account of its tests"
     if not is_valid or min(numbers) < 0 or sum(parts) + missing != total:
         return BROKEN, "verifier error: the account of the test session does not add up"
+    problem = _problem(account)
+    return (BROKEN, f"verifier error: {problem}") if problem else (status, "")
+
+
+def _problem(account: "dict[str, Any]") -> str:
+    """The reason for which a valid account does not count."""
+    if account["skipped_by"]:
+        return f"{account['skipped_by'][-100:]} skipped a test"
     if account["replaced"]:
-        return BROKEN, f"verifier error: {account['replaced'][:60]} was replaced"
-    if status == 0 and (missing or account["failed"] or account["errored"]):
-        return BROKEN, "verifier error: the test session reports success without it"
-    return status, ""
+        return f"{account['replaced'][:60]} was replaced"
+    missing = account["verifier_errored"] or account["failed"] or account["errored"]
+    if account["status"] == 0 and (missing or account["total"] == 0):
+        return "the test session reports success without it"
+    return ""
 
 
 def _line(account: "dict[str, int]") -> str:
@@ -180,8 +270,39 @@ def _line(account: "dict[str, int]") -> str:
     return " ".join(f"{name}={account[name]}" for name in names)
 
 
-def _end_group(child: int) -> None:
-    """End the descendants that a session left: they are this process's own now, or its group's."""
+def _is_skip(error: BaseException) -> bool:
+    """True for an exception, or a group with one, by which a test counts as skipped."""
+    parts = getattr(error, "exceptions", ())
+    return isinstance(error, _SKIPS) or any(_is_skip(part) for part in parts)
+
+
+def _tested_file(traceback: "types.TracebackType | None") -> str:
+    """File of the code under test that raised an exception; empty if a test did."""
+    raised_by = ""
+    while traceback is not None:
+        frame, traceback = traceback.tb_frame, traceback.tb_next
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _RUNNER:
+            raised_by = frame.f_code.co_filename
+    path = Path(raised_by)
+    for root in _CODE_FOLDERS:
+        if root in path.parents:
+            parts = path.relative_to(root).parts
+            is_test = parts[-1].startswith(("test_", "conftest")) or path.stem.endswith("_test")
+            return "" if is_test or _TEST_FOLDERS.intersection(parts) else raised_by
+    return ""
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of processes that descendants leave behind."""
+    with contextlib.suppress(ImportError, OSError, AttributeError):
+        import ctypes  # noqa: PLC0415 - not every interpreter has it
+
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end_group(child: int) -> int:
+    """End the descendants that a session left, this process's own by now; returns their number."""
+    ended = 0
     for _ in range(_KILLS):
         left = [process for process, parent in _parents() if parent in {child, os.getpid()}]
         for process in left:
@@ -189,15 +310,18 @@ def _end_group(child: int) -> None:
                 os.kill(process, signal.SIGKILL)
             with contextlib.suppress(OSError):
                 os.waitpid(process, 0)
+        ended += len(left)
         if not left:
-            return
+            break
+    return ended
 
 
 def _parents() -> "list[tuple[int, int]]":
-    """Process and parent of each process that can be seen."""
+    """Process and parent of each process that can be seen and runs."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            found.append((int(folder.name), int(fields[1])))
+            state, parent, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
+            if state != "Z":
+                found.append((int(folder.name), int(parent)))
     return found
