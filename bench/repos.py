@@ -90,15 +90,16 @@ class Bench:
         image_s = time.monotonic() - started_s if self.machine else 0.0
         words += ["--test-command", command] if command else []
         done = subprocess.run(words, check=False, stderr=subprocess.PIPE, text=True)
-        note = "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1][:120]
+        note = "" if done.returncode == 0 else " ".join(done.stderr.split())[-300:]
         found = self._read_result(project, out)
         return replace(
             found, image_s=image_s, seconds=time.monotonic() - started_s - image_s, note=note
         )
 
     def _environment(self, project: Project) -> list[str]:
-        words = ["--driver", self.driver, "--slot", project.slot]
-        return [*words, "--image", self.machine] if self.machine else words
+        if not self.machine:
+            return ["--driver", self.driver, "--slot", project.slot]
+        return ["--driver", self.driver, "--image", self.machine]
 
     def _read_result(self, project: Project, out: Path) -> ProjectResult:
         """Figures of a folder of tasks, each of which is proved once more."""

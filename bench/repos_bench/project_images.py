@@ -25,22 +25,26 @@ class Toolchain:
     """Toolchain of a registry's projects."""
 
     packages: Sequence[str]
-    """Debian's; python3 reads the log of each suite."""
+    """Debian's, on top of python3, which reads the log of each suite."""
     places: Mapping[str, str]
     """Folders that tests need: name in the repository to place in the image."""
 
 
 TOOLCHAINS = {
-    Registry.PYPI: Toolchain(packages=("python3",), places={".deps": "/opt/deps"}),
+    Registry.PYPI: Toolchain(packages=(), places={".deps": "/opt/deps"}),
     # Node and cargo look for these in the folders above the working folder.
-    Registry.NPM: Toolchain(
-        packages=("python3", "nodejs"), places={"node_modules": "/node_modules"}
-    ),
+    Registry.NPM: Toolchain(packages=("nodejs",), places={"node_modules": "/node_modules"}),
     Registry.CRATES: Toolchain(
-        packages=("python3", "cargo"), places={"vendor": "/vendor", ".cargo": "/.cargo"}
+        packages=("cargo",), places={"vendor": "/vendor", ".cargo": "/.cargo"}
     ),
-    Registry.GO: Toolchain(packages=("python3", "golang-go"), places={}),
+    Registry.GO: Toolchain(packages=("golang-go",), places={}),
 }
+
+
+_INSTALL = (
+    "RUN apt-get -qq update && apt-get -qq install -y --no-install-recommends {packages} >/dev/null"
+    " && rm -rf /var/lib/apt/lists/* /var/cache/apt/*"
+)
 
 
 def image_command(project: Project) -> str:
@@ -64,8 +68,10 @@ def build_project_image(
     context = cache / "contexts" / repository.name
     shutil.rmtree(context, ignore_errors=True)
     context.mkdir(parents=True)
-    os.link(_pack_base(toolchain, cache, say), context / "base.tar")
+    os.link(_pack_base(cache, say), context / "base.tar")
     lines = ["FROM scratch", "ADD base.tar /"]
+    if toolchain.packages:
+        lines.append(_INSTALL.format(packages=" ".join(toolchain.packages)))
     for name, place in toolchain.places.items():
         shutil.copytree(repository / name, context / name.lstrip("."), symlinks=True)
         lines.append(f"COPY {name.lstrip('.')} {place}")
@@ -82,10 +88,10 @@ def build_project_image(
     return str(built.image)
 
 
-def _pack_base(toolchain: Toolchain, cache: Path, say: Callable[[str], None]) -> Path:
-    """Write an archive of Debian with these packages; done once."""
+def _pack_base(cache: Path, say: Callable[[str], None]) -> Path:
+    """Write an archive of Debian with python3; done once."""
     images = BuildCache(images_folder())
-    root = make_base(ImageBase(debian=DebianBase(packages=tuple(toolchain.packages))), images, say)
+    root = make_base(ImageBase(debian=DebianBase(packages=("python3",))), images, say)
     archive = cache / "bases" / f"{root.address}.tar"
     if not archive.exists():
         archive.parent.mkdir(parents=True, exist_ok=True)

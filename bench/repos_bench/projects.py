@@ -25,7 +25,7 @@ _COMMIT = {
     **{f"GIT_{who}_EMAIL": "bench@example.com" for who in ("AUTHOR", "COMMITTER")},
     **{f"GIT_{who}_DATE": "2026-01-01T00:00:00Z" for who in ("AUTHOR", "COMMITTER")},
 }
-_PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging")
+_PYTEST = ("pytest", "_pytest", "py.py", "pluggy", "iniconfig", "packaging")
 _GO_SUM = "h1:NIvaJDMOsjHA8n1jAhLSgzrAzy1Hgr+hNrb57e+94F0="
 
 
@@ -54,7 +54,7 @@ class Project:
 
     @property
     def slot(self) -> str:
-        """Fields of the slot of its sandboxes: compilers take more than the default."""
+        """Fields of the slot of the process driver: compilers take more than its default."""
         is_default = self.registry is Registry.PYPI
         return "" if is_default else "memoryMib=4096,processes=512,fileMib=512,temporaryMib=1024"
 
