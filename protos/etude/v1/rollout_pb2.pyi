@@ -79,8 +79,16 @@ class CallRecord(_message.Message):
     is_malformed: bool
     def __init__(self, turn: _Optional[int] = ..., name: _Optional[str] = ..., arguments_json: _Optional[str] = ..., result: _Optional[str] = ..., is_error: _Optional[bool] = ..., is_malformed: _Optional[bool] = ...) -> None: ...
 
+class RolloutStep(_message.Message):
+    __slots__ = ("name", "diff")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIFF_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    diff: bytes
+    def __init__(self, name: _Optional[str] = ..., diff: _Optional[bytes] = ...) -> None: ...
+
 class Rollout(_message.Message):
-    __slots__ = ("rollout_id", "group_id", "task_id", "index", "seed", "links", "costs", "ending", "fault", "final_message", "calls", "diff", "oldest", "newest", "trace_id", "span_id", "snapshot_id")
+    __slots__ = ("rollout_id", "group_id", "task_id", "index", "seed", "links", "costs", "ending", "fault", "final_message", "calls", "diff", "oldest", "newest", "trace_id", "span_id", "snapshot_id", "steps")
     ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +106,7 @@ class Rollout(_message.Message):
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     SPAN_ID_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     rollout_id: str
     group_id: str
     task_id: str
@@ -115,4 +124,5 @@ class Rollout(_message.Message):
     trace_id: str
     span_id: str
     snapshot_id: str
-    def __init__(self, rollout_id: _Optional[str] = ..., group_id: _Optional[str] = ..., task_id: _Optional[str] = ..., index: _Optional[int] = ..., seed: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ..., ending: _Optional[_Union[Ending, str]] = ..., fault: _Optional[str] = ..., final_message: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[CallRecord, _Mapping]]] = ..., diff: _Optional[bytes] = ..., oldest: _Optional[_Union[_weights_pb2.PolicyVersion, _Mapping]] = ..., newest: _Optional[_Union[_weights_pb2.PolicyVersion, _Mapping]] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., snapshot_id: _Optional[str] = ...) -> None: ...
+    steps: _containers.RepeatedCompositeFieldContainer[RolloutStep]
+    def __init__(self, rollout_id: _Optional[str] = ..., group_id: _Optional[str] = ..., task_id: _Optional[str] = ..., index: _Optional[int] = ..., seed: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ..., ending: _Optional[_Union[Ending, str]] = ..., fault: _Optional[str] = ..., final_message: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[CallRecord, _Mapping]]] = ..., diff: _Optional[bytes] = ..., oldest: _Optional[_Union[_weights_pb2.PolicyVersion, _Mapping]] = ..., newest: _Optional[_Union[_weights_pb2.PolicyVersion, _Mapping]] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[RolloutStep, _Mapping]]] = ...) -> None: ...
