@@ -681,7 +681,7 @@ class WatchPoolRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchPoolResponse(_message.Message):
-    __slots__ = ("sequence", "nodes", "slots", "leased", "waiting", "granted_total", "expired_total", "driver", "isolation", "acquire_p50_ms", "acquire_p99_ms", "opening", "ready", "planned", "warm_percent", "start_p50_ms", "start_p95_ms", "lease_p50_seconds", "lease_p95_seconds", "told_unix_ms", "members", "held", "plans", "lease_seconds", "first_starts", "leased_by_run", "problems", "pool_revision", "preempted", "unpreemptible_nodes")
+    __slots__ = ("sequence", "nodes", "slots", "leased", "waiting", "granted_total", "expired_total", "driver", "isolation", "acquire_p50_ms", "acquire_p99_ms", "opening", "ready", "planned", "warm_percent", "start_p50_ms", "start_p95_ms", "lease_p50_seconds", "lease_p95_seconds", "told_unix_ms", "members", "held", "plans", "lease_seconds", "first_starts", "leased_by_run", "problems", "pool_revision", "preempted", "unpreemptible_nodes", "reserved")
     class LeasedByRunEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -719,6 +719,7 @@ class WatchPoolResponse(_message.Message):
     POOL_REVISION_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     UNPREEMPTIBLE_NODES_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     nodes: int
     slots: int
@@ -749,7 +750,8 @@ class WatchPoolResponse(_message.Message):
     pool_revision: str
     preempted: int
     unpreemptible_nodes: int
-    def __init__(self, sequence: _Optional[int] = ..., nodes: _Optional[int] = ..., slots: _Optional[int] = ..., leased: _Optional[int] = ..., waiting: _Optional[int] = ..., granted_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., acquire_p50_ms: _Optional[int] = ..., acquire_p99_ms: _Optional[int] = ..., opening: _Optional[int] = ..., ready: _Optional[int] = ..., planned: _Optional[int] = ..., warm_percent: _Optional[int] = ..., start_p50_ms: _Optional[int] = ..., start_p95_ms: _Optional[int] = ..., lease_p50_seconds: _Optional[int] = ..., lease_p95_seconds: _Optional[int] = ..., told_unix_ms: _Optional[int] = ..., members: _Optional[_Iterable[_Union[NodeFigures, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[HeldFigures, _Mapping]]] = ..., plans: _Optional[_Iterable[_Union[PlanFigures, _Mapping]]] = ..., lease_seconds: _Optional[_Iterable[_Union[_plan_pb2.LeaseQuantile, _Mapping]]] = ..., first_starts: _Optional[_Iterable[_Union[FirstStarts, _Mapping]]] = ..., leased_by_run: _Optional[_Mapping[str, int]] = ..., problems: _Optional[_Iterable[_Union[NodeProblem, _Mapping]]] = ..., pool_revision: _Optional[str] = ..., preempted: _Optional[int] = ..., unpreemptible_nodes: _Optional[int] = ...) -> None: ...
+    reserved: int
+    def __init__(self, sequence: _Optional[int] = ..., nodes: _Optional[int] = ..., slots: _Optional[int] = ..., leased: _Optional[int] = ..., waiting: _Optional[int] = ..., granted_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., acquire_p50_ms: _Optional[int] = ..., acquire_p99_ms: _Optional[int] = ..., opening: _Optional[int] = ..., ready: _Optional[int] = ..., planned: _Optional[int] = ..., warm_percent: _Optional[int] = ..., start_p50_ms: _Optional[int] = ..., start_p95_ms: _Optional[int] = ..., lease_p50_seconds: _Optional[int] = ..., lease_p95_seconds: _Optional[int] = ..., told_unix_ms: _Optional[int] = ..., members: _Optional[_Iterable[_Union[NodeFigures, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[HeldFigures, _Mapping]]] = ..., plans: _Optional[_Iterable[_Union[PlanFigures, _Mapping]]] = ..., lease_seconds: _Optional[_Iterable[_Union[_plan_pb2.LeaseQuantile, _Mapping]]] = ..., first_starts: _Optional[_Iterable[_Union[FirstStarts, _Mapping]]] = ..., leased_by_run: _Optional[_Mapping[str, int]] = ..., problems: _Optional[_Iterable[_Union[NodeProblem, _Mapping]]] = ..., pool_revision: _Optional[str] = ..., preempted: _Optional[int] = ..., unpreemptible_nodes: _Optional[int] = ..., reserved: _Optional[int] = ...) -> None: ...
 
 class NodeProblem(_message.Message):
     __slots__ = ("node_id", "message")

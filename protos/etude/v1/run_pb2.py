@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from etude.v1 import environments_pb2 as etude_dot_v1_dot_environments__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12\x65tude/v1/run.proto\x12\x08\x65tude.v1\x1a\x1b\x65tude/v1/environments.proto\"x\n\rRolloutCounts\x12\x11\n\tin_flight\x18\x01 \x01(\x03\x12\x11\n\tcompleted\x18\x02 \x01(\x03\x12\x0f\n\x07trained\x18\x03 \x01(\x03\x12\x0e\n\x06masked\x18\x04 \x01(\x03\x12\x0f\n\x07retried\x18\x05 \x01(\x03\x12\x0f\n\x07\x64ropped\x18\x06 \x01(\x03\"j\n\x12\x45nvironmentSummary\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0e\n\x06\x64river\x18\x02 \x01(\t\x12&\n\tisolation\x18\x03 \x01(\x0e\x32\x13.etude.v1.Isolation\x12\x0e\n\x06leased\x18\x04 \x01(\x03\"_\n\rPhaseProgress\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x13\n\x0btarget_step\x18\x03 \x01(\x03\x12\x0f\n\x07is_done\x18\x04 \x01(\x08\x12\x0c\n\x04gate\x18\x05 \x01(\t\"\xd0\x05\n\tRunStatus\x12!\n\x05state\x18\x01 \x01(\x0e\x32\x12.etude.v1.RunState\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x13\n\x0btarget_step\x18\x04 \x01(\x03\x12\x16\n\x0epolicy_version\x18\x05 \x01(\x03\x12\x19\n\x11last_step_unix_ms\x18\x06 \x01(\x03\x12\x13\n\x0breward_mean\x18\x07 \x01(\x01\x12\x13\n\x0breward_ewma\x18\x08 \x01(\x01\x12\x15\n\rstaleness_p50\x18\t \x01(\x01\x12\x15\n\rstaleness_max\x18\n \x01(\x01\x12)\n\x08rollouts\x18\x0b \x01(\x0b\x32\x17.etude.v1.RolloutCounts\x12\x1a\n\x12productive_seconds\x18\x0c \x01(\x01\x12\x18\n\x10step_seconds_p99\x18\r \x01(\x01\x12\x1b\n\x13observed_generation\x18\x0e \x01(\x03\x12\x19\n\x11tokens_per_second\x18\x0f \x01(\x01\x12\x19\n\x0c\x65val_success\x18\x10 \x01(\x01H\x00\x88\x01\x01\x12\x32\n\x0c\x65nvironments\x18\x11 \x03(\x0b\x32\x1c.etude.v1.EnvironmentSummary\x12\x0c\n\x04loss\x18\x12 \x01(\x01\x12\x0e\n\x06reason\x18\x13 \x01(\t\x12\x0f\n\x07message\x18\x14 \x01(\t\x12\x10\n\x08mismatch\x18\x15 \x01(\x01\x12\x13\n\x0bstep_tokens\x18\x16 \x01(\x01\x12\x14\n\x0cwait_seconds\x18\x17 \x01(\x01\x12\x14\n\x0cwork_seconds\x18\x18 \x01(\x01\x12\x0f\n\x07\x65ngines\x18\x19 \x01(\x05\x12\x14\n\x0c\x65ngine_limit\x18\x1a \x01(\x05\x12\'\n\x06phases\x18\x1b \x03(\x0b\x32\x17.etude.v1.PhaseProgress\x12\x18\n\x10step_seconds_p50\x18\x1c \x01(\x01\x42\x0f\n\r_eval_success\"\xdd\x02\n\x10\x43heckpointRecord\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0b\n\x03uri\x18\x04 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x05 \x01(\t\x12\x12\n\nsize_bytes\x18\x06 \x01(\x03\x12\x38\n\x07metrics\x18\x07 \x03(\x0b\x32\'.etude.v1.CheckpointRecord.MetricsEntry\x12\x15\n\x08keyframe\x18\x08 \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x07request\x18\t \x01(\t\x12\x0e\n\x06\x62ranch\x18\n \x01(\r\x12\x15\n\rparent_digest\x18\x0b \x01(\t\x12\x13\n\x0bparent_step\x18\x0c \x01(\x03\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0b\n\t_keyframe\"<\n\x08RunEvent\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0f\n\x07warning\x18\x03 \x01(\x08\"8\n\x0fWatchRunRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\"\xca\x01\n\x10WatchRunResponse\x12\x0f\n\x07run_uid\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12%\n\x06status\x18\x04 \x01(\x0b\x32\x13.etude.v1.RunStatusH\x00\x12\x30\n\ncheckpoint\x18\x05 \x01(\x0b\x32\x1a.etude.v1.CheckpointRecordH\x00\x12#\n\x05\x65vent\x18\x06 \x01(\x0b\x32\x12.etude.v1.RunEventH\x00\x42\x06\n\x04\x62ody\" \n\rCheckpointNow\x12\x0f\n\x07request\x18\x01 \x01(\t\"4\n\nSuspendRun\x12\x12\n\ncheckpoint\x18\x01 \x01(\x08\x12\x12\n\nis_failure\x18\x02 \x01(\x08\"5\n\x0c\x43onfigureRun\x12\x11\n\tspec_json\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\"\x0c\n\nDumpStacks\" \n\x0cScaleEngines\x12\x10\n\x08replicas\x18\x01 \x01(\x05\"\x8f\x02\n\x0e\x43ommandRequest\x12\x12\n\ncommand_id\x18\x01 \x01(\t\x12-\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x17.etude.v1.CheckpointNowH\x00\x12\'\n\x07suspend\x18\x03 \x01(\x0b\x32\x14.etude.v1.SuspendRunH\x00\x12+\n\tconfigure\x18\x04 \x01(\x0b\x32\x16.etude.v1.ConfigureRunH\x00\x12+\n\x0b\x64ump_stacks\x18\x05 \x01(\x0b\x32\x14.etude.v1.DumpStacksH\x00\x12/\n\rscale_engines\x18\x06 \x01(\x0b\x32\x16.etude.v1.ScaleEnginesH\x00\x42\x06\n\x04what\"\x11\n\x0f\x43ommandResponse*\xe5\x01\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_STATE_LOADING\x10\x01\x12\x15\n\x11RUN_STATE_RUNNING\x10\x02\x12\x1b\n\x17RUN_STATE_CHECKPOINTING\x10\x03\x12\x18\n\x14RUN_STATE_EVALUATING\x10\x04\x12\x16\n\x12RUN_STATE_DRAINING\x10\x05\x12\x17\n\x13RUN_STATE_SUSPENDED\x10\x06\x12\x12\n\x0eRUN_STATE_DONE\x10\x07\x12\x14\n\x10RUN_STATE_FAILED\x10\x08\x32\x91\x01\n\nRunService\x12\x43\n\x08WatchRun\x12\x19.etude.v1.WatchRunRequest\x1a\x1a.etude.v1.WatchRunResponse0\x01\x12>\n\x07\x43ommand\x12\x18.etude.v1.CommandRequest\x1a\x19.etude.v1.CommandResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12\x65tude/v1/run.proto\x12\x08\x65tude.v1\x1a\x1b\x65tude/v1/environments.proto\"x\n\rRolloutCounts\x12\x11\n\tin_flight\x18\x01 \x01(\x03\x12\x11\n\tcompleted\x18\x02 \x01(\x03\x12\x0f\n\x07trained\x18\x03 \x01(\x03\x12\x0e\n\x06masked\x18\x04 \x01(\x03\x12\x0f\n\x07retried\x18\x05 \x01(\x03\x12\x0f\n\x07\x64ropped\x18\x06 \x01(\x03\"j\n\x12\x45nvironmentSummary\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0e\n\x06\x64river\x18\x02 \x01(\t\x12&\n\tisolation\x18\x03 \x01(\x0e\x32\x13.etude.v1.Isolation\x12\x0e\n\x06leased\x18\x04 \x01(\x03\"_\n\rPhaseProgress\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x13\n\x0btarget_step\x18\x03 \x01(\x03\x12\x0f\n\x07is_done\x18\x04 \x01(\x08\x12\x0c\n\x04gate\x18\x05 \x01(\t\"\xfe\x05\n\tRunStatus\x12!\n\x05state\x18\x01 \x01(\x0e\x32\x12.etude.v1.RunState\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x13\n\x0btarget_step\x18\x04 \x01(\x03\x12\x16\n\x0epolicy_version\x18\x05 \x01(\x03\x12\x19\n\x11last_step_unix_ms\x18\x06 \x01(\x03\x12\x13\n\x0breward_mean\x18\x07 \x01(\x01\x12\x13\n\x0breward_ewma\x18\x08 \x01(\x01\x12\x15\n\rstaleness_p50\x18\t \x01(\x01\x12\x15\n\rstaleness_max\x18\n \x01(\x01\x12)\n\x08rollouts\x18\x0b \x01(\x0b\x32\x17.etude.v1.RolloutCounts\x12\x1a\n\x12productive_seconds\x18\x0c \x01(\x01\x12\x18\n\x10step_seconds_p99\x18\r \x01(\x01\x12\x1b\n\x13observed_generation\x18\x0e \x01(\x03\x12\x19\n\x11tokens_per_second\x18\x0f \x01(\x01\x12\x19\n\x0c\x65val_success\x18\x10 \x01(\x01H\x00\x88\x01\x01\x12\x32\n\x0c\x65nvironments\x18\x11 \x03(\x0b\x32\x1c.etude.v1.EnvironmentSummary\x12\x0c\n\x04loss\x18\x12 \x01(\x01\x12\x0e\n\x06reason\x18\x13 \x01(\t\x12\x0f\n\x07message\x18\x14 \x01(\t\x12\x10\n\x08mismatch\x18\x15 \x01(\x01\x12\x13\n\x0bstep_tokens\x18\x16 \x01(\x01\x12\x14\n\x0cwait_seconds\x18\x17 \x01(\x01\x12\x14\n\x0cwork_seconds\x18\x18 \x01(\x01\x12\x0f\n\x07\x65ngines\x18\x19 \x01(\x05\x12\x14\n\x0c\x65ngine_limit\x18\x1a \x01(\x05\x12\'\n\x06phases\x18\x1b \x03(\x0b\x32\x17.etude.v1.PhaseProgress\x12\x18\n\x10step_seconds_p50\x18\x1c \x01(\x01\x12\x16\n\x0elender_targets\x18\x1d \x03(\t\x12\x14\n\x0clent_engines\x18\x1e \x01(\x05\x42\x0f\n\r_eval_success\"\xdd\x02\n\x10\x43heckpointRecord\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0b\n\x03uri\x18\x04 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x05 \x01(\t\x12\x12\n\nsize_bytes\x18\x06 \x01(\x03\x12\x38\n\x07metrics\x18\x07 \x03(\x0b\x32\'.etude.v1.CheckpointRecord.MetricsEntry\x12\x15\n\x08keyframe\x18\x08 \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x07request\x18\t \x01(\t\x12\x0e\n\x06\x62ranch\x18\n \x01(\r\x12\x15\n\rparent_digest\x18\x0b \x01(\t\x12\x13\n\x0bparent_step\x18\x0c \x01(\x03\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0b\n\t_keyframe\"<\n\x08RunEvent\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0f\n\x07warning\x18\x03 \x01(\x08\"8\n\x0fWatchRunRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\"\xca\x01\n\x10WatchRunResponse\x12\x0f\n\x07run_uid\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12%\n\x06status\x18\x04 \x01(\x0b\x32\x13.etude.v1.RunStatusH\x00\x12\x30\n\ncheckpoint\x18\x05 \x01(\x0b\x32\x1a.etude.v1.CheckpointRecordH\x00\x12#\n\x05\x65vent\x18\x06 \x01(\x0b\x32\x12.etude.v1.RunEventH\x00\x42\x06\n\x04\x62ody\" \n\rCheckpointNow\x12\x0f\n\x07request\x18\x01 \x01(\t\"4\n\nSuspendRun\x12\x12\n\ncheckpoint\x18\x01 \x01(\x08\x12\x12\n\nis_failure\x18\x02 \x01(\x08\"5\n\x0c\x43onfigureRun\x12\x11\n\tspec_json\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\"\x0c\n\nDumpStacks\" \n\x0cScaleEngines\x12\x10\n\x08replicas\x18\x01 \x01(\x05\"\x1d\n\nSetLenders\x12\x0f\n\x07targets\x18\x01 \x03(\t\"\xbc\x02\n\x0e\x43ommandRequest\x12\x12\n\ncommand_id\x18\x01 \x01(\t\x12-\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x17.etude.v1.CheckpointNowH\x00\x12\'\n\x07suspend\x18\x03 \x01(\x0b\x32\x14.etude.v1.SuspendRunH\x00\x12+\n\tconfigure\x18\x04 \x01(\x0b\x32\x16.etude.v1.ConfigureRunH\x00\x12+\n\x0b\x64ump_stacks\x18\x05 \x01(\x0b\x32\x14.etude.v1.DumpStacksH\x00\x12/\n\rscale_engines\x18\x06 \x01(\x0b\x32\x16.etude.v1.ScaleEnginesH\x00\x12+\n\x0bset_lenders\x18\x07 \x01(\x0b\x32\x14.etude.v1.SetLendersH\x00\x42\x06\n\x04what\"\x11\n\x0f\x43ommandResponse*\xe5\x01\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_STATE_LOADING\x10\x01\x12\x15\n\x11RUN_STATE_RUNNING\x10\x02\x12\x1b\n\x17RUN_STATE_CHECKPOINTING\x10\x03\x12\x18\n\x14RUN_STATE_EVALUATING\x10\x04\x12\x16\n\x12RUN_STATE_DRAINING\x10\x05\x12\x17\n\x13RUN_STATE_SUSPENDED\x10\x06\x12\x12\n\x0eRUN_STATE_DONE\x10\x07\x12\x14\n\x10RUN_STATE_FAILED\x10\x08\x32\x91\x01\n\nRunService\x12\x43\n\x08WatchRun\x12\x19.etude.v1.WatchRunRequest\x1a\x1a.etude.v1.WatchRunResponse0\x01\x12>\n\x07\x43ommand\x12\x18.etude.v1.CommandRequest\x1a\x19.etude.v1.CommandResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHECKPOINTRECORD_METRICSENTRY']._loaded_options = None
   _globals['_CHECKPOINTRECORD_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_RUNSTATE']._serialized_start=2273
-  _globals['_RUNSTATE']._serialized_end=2502
+  _globals['_RUNSTATE']._serialized_start=2395
+  _globals['_RUNSTATE']._serialized_end=2624
   _globals['_ROLLOUTCOUNTS']._serialized_start=61
   _globals['_ROLLOUTCOUNTS']._serialized_end=181
   _globals['_ENVIRONMENTSUMMARY']._serialized_start=183
@@ -43,31 +43,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PHASEPROGRESS']._serialized_start=291
   _globals['_PHASEPROGRESS']._serialized_end=386
   _globals['_RUNSTATUS']._serialized_start=389
-  _globals['_RUNSTATUS']._serialized_end=1109
-  _globals['_CHECKPOINTRECORD']._serialized_start=1112
-  _globals['_CHECKPOINTRECORD']._serialized_end=1461
-  _globals['_CHECKPOINTRECORD_METRICSENTRY']._serialized_start=1402
-  _globals['_CHECKPOINTRECORD_METRICSENTRY']._serialized_end=1448
-  _globals['_RUNEVENT']._serialized_start=1463
-  _globals['_RUNEVENT']._serialized_end=1523
-  _globals['_WATCHRUNREQUEST']._serialized_start=1525
-  _globals['_WATCHRUNREQUEST']._serialized_end=1581
-  _globals['_WATCHRUNRESPONSE']._serialized_start=1584
-  _globals['_WATCHRUNRESPONSE']._serialized_end=1786
-  _globals['_CHECKPOINTNOW']._serialized_start=1788
-  _globals['_CHECKPOINTNOW']._serialized_end=1820
-  _globals['_SUSPENDRUN']._serialized_start=1822
-  _globals['_SUSPENDRUN']._serialized_end=1874
-  _globals['_CONFIGURERUN']._serialized_start=1876
-  _globals['_CONFIGURERUN']._serialized_end=1929
-  _globals['_DUMPSTACKS']._serialized_start=1931
-  _globals['_DUMPSTACKS']._serialized_end=1943
-  _globals['_SCALEENGINES']._serialized_start=1945
-  _globals['_SCALEENGINES']._serialized_end=1977
-  _globals['_COMMANDREQUEST']._serialized_start=1980
-  _globals['_COMMANDREQUEST']._serialized_end=2251
-  _globals['_COMMANDRESPONSE']._serialized_start=2253
-  _globals['_COMMANDRESPONSE']._serialized_end=2270
-  _globals['_RUNSERVICE']._serialized_start=2505
-  _globals['_RUNSERVICE']._serialized_end=2650
+  _globals['_RUNSTATUS']._serialized_end=1155
+  _globals['_CHECKPOINTRECORD']._serialized_start=1158
+  _globals['_CHECKPOINTRECORD']._serialized_end=1507
+  _globals['_CHECKPOINTRECORD_METRICSENTRY']._serialized_start=1448
+  _globals['_CHECKPOINTRECORD_METRICSENTRY']._serialized_end=1494
+  _globals['_RUNEVENT']._serialized_start=1509
+  _globals['_RUNEVENT']._serialized_end=1569
+  _globals['_WATCHRUNREQUEST']._serialized_start=1571
+  _globals['_WATCHRUNREQUEST']._serialized_end=1627
+  _globals['_WATCHRUNRESPONSE']._serialized_start=1630
+  _globals['_WATCHRUNRESPONSE']._serialized_end=1832
+  _globals['_CHECKPOINTNOW']._serialized_start=1834
+  _globals['_CHECKPOINTNOW']._serialized_end=1866
+  _globals['_SUSPENDRUN']._serialized_start=1868
+  _globals['_SUSPENDRUN']._serialized_end=1920
+  _globals['_CONFIGURERUN']._serialized_start=1922
+  _globals['_CONFIGURERUN']._serialized_end=1975
+  _globals['_DUMPSTACKS']._serialized_start=1977
+  _globals['_DUMPSTACKS']._serialized_end=1989
+  _globals['_SCALEENGINES']._serialized_start=1991
+  _globals['_SCALEENGINES']._serialized_end=2023
+  _globals['_SETLENDERS']._serialized_start=2025
+  _globals['_SETLENDERS']._serialized_end=2054
+  _globals['_COMMANDREQUEST']._serialized_start=2057
+  _globals['_COMMANDREQUEST']._serialized_end=2373
+  _globals['_COMMANDRESPONSE']._serialized_start=2375
+  _globals['_COMMANDRESPONSE']._serialized_end=2392
+  _globals['_RUNSERVICE']._serialized_start=2627
+  _globals['_RUNSERVICE']._serialized_end=2772
 # @@protoc_insertion_point(module_scope)

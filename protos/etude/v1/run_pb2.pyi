@@ -72,7 +72,7 @@ class PhaseProgress(_message.Message):
     def __init__(self, name: _Optional[str] = ..., step: _Optional[int] = ..., target_step: _Optional[int] = ..., is_done: _Optional[bool] = ..., gate: _Optional[str] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("state", "phase", "step", "target_step", "policy_version", "last_step_unix_ms", "reward_mean", "reward_ewma", "staleness_p50", "staleness_max", "rollouts", "productive_seconds", "step_seconds_p99", "observed_generation", "tokens_per_second", "eval_success", "environments", "loss", "reason", "message", "mismatch", "step_tokens", "wait_seconds", "work_seconds", "engines", "engine_limit", "phases", "step_seconds_p50")
+    __slots__ = ("state", "phase", "step", "target_step", "policy_version", "last_step_unix_ms", "reward_mean", "reward_ewma", "staleness_p50", "staleness_max", "rollouts", "productive_seconds", "step_seconds_p99", "observed_generation", "tokens_per_second", "eval_success", "environments", "loss", "reason", "message", "mismatch", "step_tokens", "wait_seconds", "work_seconds", "engines", "engine_limit", "phases", "step_seconds_p50", "lender_targets", "lent_engines")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,8 @@ class RunStatus(_message.Message):
     ENGINE_LIMIT_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_P50_FIELD_NUMBER: _ClassVar[int]
+    LENDER_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    LENT_ENGINES_FIELD_NUMBER: _ClassVar[int]
     state: RunState
     phase: str
     step: int
@@ -129,7 +131,9 @@ class RunStatus(_message.Message):
     engine_limit: int
     phases: _containers.RepeatedCompositeFieldContainer[PhaseProgress]
     step_seconds_p50: float
-    def __init__(self, state: _Optional[_Union[RunState, str]] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., target_step: _Optional[int] = ..., policy_version: _Optional[int] = ..., last_step_unix_ms: _Optional[int] = ..., reward_mean: _Optional[float] = ..., reward_ewma: _Optional[float] = ..., staleness_p50: _Optional[float] = ..., staleness_max: _Optional[float] = ..., rollouts: _Optional[_Union[RolloutCounts, _Mapping]] = ..., productive_seconds: _Optional[float] = ..., step_seconds_p99: _Optional[float] = ..., observed_generation: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., eval_success: _Optional[float] = ..., environments: _Optional[_Iterable[_Union[EnvironmentSummary, _Mapping]]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., mismatch: _Optional[float] = ..., step_tokens: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., work_seconds: _Optional[float] = ..., engines: _Optional[int] = ..., engine_limit: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[PhaseProgress, _Mapping]]] = ..., step_seconds_p50: _Optional[float] = ...) -> None: ...
+    lender_targets: _containers.RepeatedScalarFieldContainer[str]
+    lent_engines: int
+    def __init__(self, state: _Optional[_Union[RunState, str]] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., target_step: _Optional[int] = ..., policy_version: _Optional[int] = ..., last_step_unix_ms: _Optional[int] = ..., reward_mean: _Optional[float] = ..., reward_ewma: _Optional[float] = ..., staleness_p50: _Optional[float] = ..., staleness_max: _Optional[float] = ..., rollouts: _Optional[_Union[RolloutCounts, _Mapping]] = ..., productive_seconds: _Optional[float] = ..., step_seconds_p99: _Optional[float] = ..., observed_generation: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., eval_success: _Optional[float] = ..., environments: _Optional[_Iterable[_Union[EnvironmentSummary, _Mapping]]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., mismatch: _Optional[float] = ..., step_tokens: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., work_seconds: _Optional[float] = ..., engines: _Optional[int] = ..., engine_limit: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[PhaseProgress, _Mapping]]] = ..., step_seconds_p50: _Optional[float] = ..., lender_targets: _Optional[_Iterable[str]] = ..., lent_engines: _Optional[int] = ...) -> None: ...
 
 class CheckpointRecord(_message.Message):
     __slots__ = ("step", "policy_version", "reason", "uri", "manifest_digest", "size_bytes", "metrics", "keyframe", "request", "branch", "parent_digest", "parent_step")
@@ -232,21 +236,29 @@ class ScaleEngines(_message.Message):
     replicas: int
     def __init__(self, replicas: _Optional[int] = ...) -> None: ...
 
+class SetLenders(_message.Message):
+    __slots__ = ("targets",)
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    targets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, targets: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class CommandRequest(_message.Message):
-    __slots__ = ("command_id", "checkpoint", "suspend", "configure", "dump_stacks", "scale_engines")
+    __slots__ = ("command_id", "checkpoint", "suspend", "configure", "dump_stacks", "scale_engines", "set_lenders")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     SUSPEND_FIELD_NUMBER: _ClassVar[int]
     CONFIGURE_FIELD_NUMBER: _ClassVar[int]
     DUMP_STACKS_FIELD_NUMBER: _ClassVar[int]
     SCALE_ENGINES_FIELD_NUMBER: _ClassVar[int]
+    SET_LENDERS_FIELD_NUMBER: _ClassVar[int]
     command_id: str
     checkpoint: CheckpointNow
     suspend: SuspendRun
     configure: ConfigureRun
     dump_stacks: DumpStacks
     scale_engines: ScaleEngines
-    def __init__(self, command_id: _Optional[str] = ..., checkpoint: _Optional[_Union[CheckpointNow, _Mapping]] = ..., suspend: _Optional[_Union[SuspendRun, _Mapping]] = ..., configure: _Optional[_Union[ConfigureRun, _Mapping]] = ..., dump_stacks: _Optional[_Union[DumpStacks, _Mapping]] = ..., scale_engines: _Optional[_Union[ScaleEngines, _Mapping]] = ...) -> None: ...
+    set_lenders: SetLenders
+    def __init__(self, command_id: _Optional[str] = ..., checkpoint: _Optional[_Union[CheckpointNow, _Mapping]] = ..., suspend: _Optional[_Union[SuspendRun, _Mapping]] = ..., configure: _Optional[_Union[ConfigureRun, _Mapping]] = ..., dump_stacks: _Optional[_Union[DumpStacks, _Mapping]] = ..., scale_engines: _Optional[_Union[ScaleEngines, _Mapping]] = ..., set_lenders: _Optional[_Union[SetLenders, _Mapping]] = ...) -> None: ...
 
 class CommandResponse(_message.Message):
     __slots__ = ()

@@ -70,6 +70,11 @@ class WeightServiceStub:
                 request_serializer=etude_dot_v1_dot_weights__pb2.SetTargetRequest.SerializeToString,
                 response_deserializer=etude_dot_v1_dot_weights__pb2.SetTargetResponse.FromString,
                 _registered_method=True)
+        self.SetLending = channel.unary_unary(
+                '/etude.v1.WeightService/SetLending',
+                request_serializer=etude_dot_v1_dot_weights__pb2.SetLendingRequest.SerializeToString,
+                response_deserializer=etude_dot_v1_dot_weights__pb2.SetLendingResponse.FromString,
+                _registered_method=True)
 
 
 class WeightServiceServicer:
@@ -126,6 +131,13 @@ class WeightServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetLending(self, request, context):
+        """SetLending lends an engine of a channel while its users do without, or takes it back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WeightServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -163,6 +175,11 @@ def add_WeightServiceServicer_to_server(servicer, server):
                     servicer.SetTarget,
                     request_deserializer=etude_dot_v1_dot_weights__pb2.SetTargetRequest.FromString,
                     response_serializer=etude_dot_v1_dot_weights__pb2.SetTargetResponse.SerializeToString,
+            ),
+            'SetLending': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLending,
+                    request_deserializer=etude_dot_v1_dot_weights__pb2.SetLendingRequest.FromString,
+                    response_serializer=etude_dot_v1_dot_weights__pb2.SetLendingResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -355,6 +372,33 @@ class WeightService:
             '/etude.v1.WeightService/SetTarget',
             etude_dot_v1_dot_weights__pb2.SetTargetRequest.SerializeToString,
             etude_dot_v1_dot_weights__pb2.SetTargetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLending(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etude.v1.WeightService/SetLending',
+            etude_dot_v1_dot_weights__pb2.SetLendingRequest.SerializeToString,
+            etude_dot_v1_dot_weights__pb2.SetLendingResponse.FromString,
             options,
             channel_credentials,
             insecure,

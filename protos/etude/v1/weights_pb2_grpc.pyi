@@ -49,6 +49,8 @@ class WeightServiceStub:
     """RollbackVersion leaves a version that may not be served any more, and what was cached under it."""
     SetTarget: _grpc.UnaryUnaryMultiCallable[_weights_pb2.SetTargetRequest, _weights_pb2.SetTargetResponse]
     """SetTarget follows the newest version, or pins one."""
+    SetLending: _grpc.UnaryUnaryMultiCallable[_weights_pb2.SetLendingRequest, _weights_pb2.SetLendingResponse]
+    """SetLending lends an engine of a channel while its users do without, or takes it back."""
 
 @_typing.type_check_only
 class WeightServiceAsyncStub(WeightServiceStub):
@@ -71,6 +73,8 @@ class WeightServiceAsyncStub(WeightServiceStub):
     """RollbackVersion leaves a version that may not be served any more, and what was cached under it."""
     SetTarget: _aio.UnaryUnaryMultiCallable[_weights_pb2.SetTargetRequest, _weights_pb2.SetTargetResponse]  # type: ignore[assignment]
     """SetTarget follows the newest version, or pins one."""
+    SetLending: _aio.UnaryUnaryMultiCallable[_weights_pb2.SetLendingRequest, _weights_pb2.SetLendingResponse]  # type: ignore[assignment]
+    """SetLending lends an engine of a channel while its users do without, or takes it back."""
 
 class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
     """WeightService moves one replica between policy versions."""
@@ -132,5 +136,13 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_weights_pb2.SetTargetResponse, _abc.Awaitable[_weights_pb2.SetTargetResponse]]:
         """SetTarget follows the newest version, or pins one."""
+
+    @_abc_1.abstractmethod
+    def SetLending(
+        self,
+        request: _weights_pb2.SetLendingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_weights_pb2.SetLendingResponse, _abc.Awaitable[_weights_pb2.SetLendingResponse]]:
+        """SetLending lends an engine of a channel while its users do without, or takes it back."""
 
 def add_WeightServiceServicer_to_server(servicer: WeightServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
