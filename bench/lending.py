@@ -2,17 +2,19 @@
 
 python bench/lending.py [--seconds 60] [--seed 7]
 
-Broker and host run as processes (driver Process), with 12 slots. People ask for sandboxes in
-bursts, never more than 6 at once; rollouts fill what they may, by the trainer's own client, and
-write one line a turn. Three times the same people:
-  reserved   the peer: 6 slots are kept for people, rollouts have the other 6
-  lent       a floor of 6 for people; rollouts have all 12, and are paused for people
-  unlent     no floor: rollouts have all 12, and people wait until one ends
-A sandbox's latency is the time from its launch to the answer of its first call.
+Broker and host run as processes (driver Process), with 20 slots. People ask for sandboxes in
+bursts: most of the time at most 5 at once, and at last, in the rush for which the floor is made,
+10. Rollouts fill what they may, by the trainer's own client, and write one line a turn. Three
+times the same people:
+  reserved   the peer: 10 slots are kept for people, rollouts have the other 10
+  lent       a floor of 10 for people; rollouts have all 20, and are paused for people
+  unlent     no floor: rollouts have all 20, and people wait until one ends
+A sandbox's latency is the time from its launch to the answer of its first call. A broker that has
+just started has seen no people, so those of the first seconds are not counted.
 
 Examples:
   make bench-lending
-  python bench/lending.py --seconds 15   a first look
+  python bench/lending.py --seconds 30   a first look
 """
 
 import argparse
@@ -47,7 +49,9 @@ from etude.trainer.rollouts.outage import OutageBudget
 from etude.trainer.rollouts.sandbox_client import SandboxClient
 from etude.v1 import environments_pb2
 
-SLOTS, FLOOR = 12, 6
+SLOTS, FLOOR = 20, 10
+USUAL = 5
+"""Most people at once before the rush."""
 TURNS = 10
 THINK_S = 1.0
 """Time of a completion between two turns of a rollout."""
@@ -55,8 +59,11 @@ USE_S = 1.5
 """Time for which a person uses a sandbox."""
 LEAVE_S = 1.0
 """Time in which a sandbox has started, and has ended: the next person may come then."""
-CALM_S, BURST_S = 2.0, 5.0
+CALM_S, BURST_S = 1.5, 4.0
 """Mean time between two lone people, and between two bursts."""
+WARM_UP_S = 10.0
+RUSH_SHARE = 0.35
+"""Of the time, at its end."""
 OUTAGE_S = 300.0
 SAMPLE_S = 0.1
 
@@ -79,6 +86,13 @@ MODES = (
 )
 
 
+class Arrival(NamedTuple):
+    """One person who asks for a sandbox."""
+
+    at_s: float
+    is_rush: bool
+
+
 @dataclass(slots=True, kw_only=True)
 class SharedPool(Pool):
     """Its people may have a floor."""
@@ -98,7 +112,10 @@ class Load:
     leases: Leases
     client: Client
     seconds: float
-    latency_s: list[float] = field(default_factory=list)
+    usual_s: list[float] = field(default_factory=list)
+    """Latencies before the rush."""
+    rush_s: list[float] = field(default_factory=list)
+    """Latencies in the rush."""
     turns: int = 0
     lost_rollouts: int = 0
     lost_people: int = 0
@@ -109,6 +126,11 @@ class Load:
     cpu_s: float = 0.0
     _keys: Iterator[int] = field(default_factory=itertools.count)
 
+    @property
+    def latency_s(self) -> list[float]:
+        """Latencies of all people that count."""
+        return self.usual_s + self.rush_s
+
     async def run(self, mode: Mode, pool: SharedPool, seed: int) -> None:
         """Rollouts all the time, and people as they come."""
         until_s = time.monotonic() + self.seconds
@@ -117,8 +139,8 @@ class Load:
                 tasks.create_task(self._keep_rolling(until_s))
             await asyncio.sleep(2 * THINK_S)  # rollouts have their slots
             tasks.create_task(self._sample(pool, mode, until_s))
-            for at_s in arrivals(seed, self.seconds - 2 * THINK_S - USE_S):
-                tasks.create_task(self._person(at_s))
+            for arrival in arrivals(seed, self.seconds - 2 * THINK_S - USE_S):
+                tasks.create_task(self._person(arrival))
 
     async def _keep_rolling(self, until_s: float) -> None:
         while time.monotonic() < until_s:
@@ -155,8 +177,8 @@ class Load:
         found = [file.content.decode().split() for file in changes.written if file.path == "log"]
         self.lost_rollouts += found != [written]
 
-    async def _person(self, at_s: float) -> None:
-        await asyncio.sleep(at_s)
+    async def _person(self, arrival: Arrival) -> None:
+        await asyncio.sleep(arrival.at_s)
         asked_s = time.monotonic()
         try:
             environment = await self._lease(environments_pb2.LEASE_CLASS_SERVING)
@@ -165,7 +187,9 @@ class Load:
             self.lost_people += 1
             Console(stderr=True).log(f"a sandbox is lost: {error}")
             return
-        self.latency_s.append(time.monotonic() - asked_s)
+        if arrival.at_s >= WARM_UP_S:
+            counted = self.rush_s if arrival.is_rush else self.usual_s
+            counted.append(time.monotonic() - asked_s)
         await asyncio.sleep(USE_S)
         self.leases.release([environment.lease.lease_id])
 
@@ -202,20 +226,25 @@ class Load:
             last_s = now_s
 
 
-def arrivals(seed: int, seconds: float) -> list[float]:
-    """Seconds at which people come: alone, and in bursts; no more at once than the floor has."""
+def arrivals(seed: int, seconds: float) -> list[Arrival]:
+    """People as they come: alone, and in bursts; no more at once than the floor has."""
     source = random.Random(seed)  # noqa: S311 - nothing secret depends on it
+    rush_s = (1 - RUSH_SHARE) * seconds
     wishes, at_s = [], 0.0
     while (at_s := at_s + source.expovariate(1 / CALM_S)) < seconds:
         wishes.append(at_s)
     at_s = 1.0
     while at_s < seconds:
-        wishes += [at_s + source.uniform(0, 0.2) for _ in range(source.randint(FLOOR // 2, FLOOR))]
+        most = USUAL if at_s < rush_s else FLOOR
+        size = source.randint(most // 2, most)
+        wishes += [at_s + source.uniform(0, 0.2) for _ in range(size)]
         at_s += BURST_S * source.uniform(0.7, 1.3)
-    found: list[float] = []
+    found: list[Arrival] = []
     for wish_s in sorted(wishes):
-        if sum(wish_s - each_s < USE_S + LEAVE_S for each_s in found) < FLOOR:
-            found.append(wish_s)
+        is_rush = wish_s >= rush_s
+        present = sum(wish_s - each.at_s < USE_S + LEAVE_S for each in found)
+        if present < (FLOOR if is_rush else USUAL):
+            found.append(Arrival(wish_s, is_rush))
     return found
 
 
@@ -261,7 +290,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each mode")
+    parser.add_argument("--seconds", type=float, default=80.0, help="of each mode")
     parser.add_argument("--seed", type=int, default=7, help="of the people")
     given = parser.parse_args()
     console = Console(width=None if os.isatty(1) else 140)
@@ -271,11 +300,17 @@ def main() -> None:
         console.log(f"{mode.name}: {seconds:.0f} s …")
         found[mode.name] = asyncio.run(measure(mode, seconds, given.seed))
     _show(console, found)
-    reserved, lent, unlent = found["reserved"], found["lent"], found["unlent"]
+    _record(found["reserved"], found["lent"], found["unlent"])
+
+
+def _record(reserved: Load, lent: Load, unlent: Load) -> None:
     p99_s = quantile(reserved.latency_s, 0.99)
+    usual_s, rush_s = quantile(reserved.usual_s, 0.99), quantile(reserved.rush_s, 0.99)
     figures.record(
         "lending",
         p99_ratio=round(quantile(lent.latency_s, 0.99) / p99_s, 2),
+        p99_ratio_usual=round(quantile(lent.usual_s, 0.99) / usual_s, 2),
+        p99_ratio_rush=round(quantile(lent.rush_s, 0.99) / rush_s, 2),
         p99_ratio_without_floor=round(quantile(unlent.latency_s, 0.99) / p99_s, 2),
         p99_reserved_ms=round(1000 * p99_s),
         p99_lent_ms=round(1000 * quantile(lent.latency_s, 0.99)),
@@ -292,14 +327,16 @@ def main() -> None:
 
 
 def _show(console: Console, found: dict[str, Load]) -> None:
-    table = Table("", "people", "p50 ms", "p99 ms", "rollout turns", "lent s", "paused s", "lost")
-    table.add_column("CPU s")
+    table = Table("", "people", "p50 ms", "usual p99 ms", "rush p99 ms")
+    for name in ("rollout turns", "lent s", "paused s", "lost", "CPU s"):
+        table.add_column(name)
     for name, load in found.items():
         table.add_row(
             name,
             str(len(load.latency_s)),
             f"{1000 * quantile(load.latency_s, 0.5):.0f}",
-            f"{1000 * quantile(load.latency_s, 0.99):.0f}",
+            f"{1000 * quantile(load.usual_s, 0.99):.0f}",
+            f"{1000 * quantile(load.rush_s, 0.99):.0f}",
             str(load.turns),
             f"{load.lent_s:.0f}",
             f"{load.preempted_s:.0f}",

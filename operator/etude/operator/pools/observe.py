@@ -192,7 +192,7 @@ def pool_metrics(
             reported[name].held > 0 for name in map(host_name, staying) if name in reported
         ),
         leased=sum(broker.response.leased + broker.response.opening for broker in brokers),
-        queued=sum(broker.response.waiting for broker in brokers),
+        queued=sum(_num_queued(broker.response) for broker in brokers),
         holders=frozenset(run_id for broker in brokers for run_id in broker.response.leased_by_run),
         idle=tuple(
             IdleReplica(
@@ -210,6 +210,11 @@ def pool_metrics(
         provision=provision,
         provisions=_provisions(report, provision),
     )
+
+
+def _num_queued(response: environments_pb2.WatchPoolResponse) -> int:
+    """Slots that are asked for: what waits cannot have those that are kept for others."""
+    return response.waiting + (response.reserved if response.waiting else 0)
 
 
 def _provisions(report: PoolReport, provision: ProvisionTime) -> dict[str, ProvisionTime]:

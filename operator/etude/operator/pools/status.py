@@ -107,6 +107,7 @@ def _reported(newest: environments_pb2.WatchPoolResponse) -> dict[str, object]:
             idle=max(0, newest.slots - newest.leased + newest.preempted - newest.opening),
             leased=newest.leased,
             preempted=newest.preempted,
+            reserved=newest.reserved,
             opening=newest.opening,
             queued=newest.waiting,
         ),

@@ -43,6 +43,7 @@ def combine_reports(reports: Sequence[Report]) -> Report | None:
         leased_by_run=_leases_by_run(reports),
         preempted=sum(report.preempted for report in reports),
         unpreemptible_nodes=sum(report.unpreemptible_nodes for report in reports),
+        reserved=sum(report.reserved for report in reports),
     )
 
 

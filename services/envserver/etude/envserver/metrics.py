@@ -79,6 +79,10 @@ leases = Gauge("etude_env_leases", "Leases granted and not ended.")
 preempted = Gauge(
     "etude_env_preempted_leases", "Leases paused for those of another class: they take no slot."
 )
+reserved = Gauge(
+    "etude_env_reserved_slots",
+    "Slots kept free for classes below their floors, by their demand of the last minutes.",
+)
 granted = Counter("etude_env_granted", "Leases granted, by how the environment started.", ["start"])
 opening = Gauge("etude_env_opening", "Environments that were ordered and have not started yet.")
 planned = Gauge(

@@ -17,7 +17,7 @@ from etude.envserver.broker.classes.preemption import (
     choose_lenders,
     slots_owed,
 )
-from etude.envserver.broker.classes.preemptor import RESCAN_S, RESUMED_S
+from etude.envserver.broker.classes.preemptor import MOST_RETRY_S, RESCAN_S
 from etude.envserver.broker.classes.shares import ClassRule, ClassShares
 from etude.envserver.broker.host_client import MemoryHostClient
 from etude.envserver.broker.pool_report import make_report
@@ -116,6 +116,7 @@ async def test_rollouts_go_on_as_soon_as_there_is_room_before_others_start() -> 
     later = asyncio.create_task(launched(broker, request("b")))
     await settle()
 
+    broker.queue.window_s = 0.0  # nobody else is expected
     await broker.release([each.lease.lease_id for each in people])
     await settle()
 
@@ -177,22 +178,33 @@ async def test_a_host_that_cannot_pause_is_passed_over() -> None:
     assert make_report(broker).unpreemptible_nodes == 1
 
 
-async def test_a_resumed_environment_is_left_alone_for_a_while() -> None:
+async def test_an_environment_that_was_just_resumed_is_paused_after_all_others() -> None:
+    nodes = MemoryHostClient(slots=3)
+    broker = broker_with(nodes, floor=1)
+    (older,) = await some(broker, request("a"), 1)
+    await some(broker, request("b"), 1)
+    (newest,) = await some(broker, request("c"), 1)
+    newest_id = newest.lease.lease_id
+    broker.ledger.set_preempted(newest_id, is_preempted=True, now_s=time.monotonic())
+    broker.ledger.set_preempted(newest_id, is_preempted=False, now_s=time.monotonic())
+
+    await served(broker, "s")
+
+    assert len(waiting_on(nodes)) == 1
+    assert not waiting_on(nodes) & {older.lease.lease_id, newest_id}
+
+
+async def test_a_person_does_not_wait_for_environments_that_were_just_resumed() -> None:
     nodes = MemoryHostClient(slots=1)
     broker = broker_with(nodes, floor=1)
     await some(broker, request("a"), 1)
-    (person,) = await served(broker, "s")
-    await broker.release([person.lease.lease_id])
-    await settle()
-    asking = asyncio.create_task(launched(broker, request("t", lease_class=SERVING)))
-    await settle()
+    (rollout_id,) = nodes.held["n1"]
+    broker.ledger.set_preempted(rollout_id, is_preempted=True, now_s=time.monotonic())
+    broker.ledger.set_preempted(rollout_id, is_preempted=False, now_s=time.monotonic())
 
-    await preempt(broker)
-    assert waiting_on(nodes) == set()
-    await preempt(broker, later_s=2 * RESUMED_S)
+    await served(broker, "s")
 
-    assert len(waiting_on(nodes)) == 1
-    await asking
+    assert waiting_on(nodes) == {rollout_id}
 
 
 async def test_a_new_broker_lets_go_on_what_the_last_one_had_paused() -> None:
@@ -237,13 +249,14 @@ async def test_a_host_that_does_not_answer_loses_no_lease(fails: str) -> None:
         asking.cancel()
     await settle()
 
+    broker.queue.window_s = 0.0
     nodes.failing = set()
     for _ in range(2):
         answer = broker.heartbeat(nodes.heartbeat("n1"))
         await nodes.close("n1", answer.close_lease_ids)
         await settle()
-    later_s = time.monotonic() + RESUMED_S
-    broker.preemptor.resume(broker.ledger.hosts, now_s=later_s)
+    later_s = time.monotonic() + MOST_RETRY_S
+    broker.preemptor.resume(broker.ledger.hosts, spare=2, now_s=later_s)
     await settle()
 
     assert waiting_on(nodes) == set()

@@ -120,13 +120,14 @@ async def test_preempted_leases_take_no_slot_and_floors_that_nothing_is_paused_f
     serving = {"name": "Serving", "floorSlots": 4}
     pool_lab.cluster.upsert(body(lease={"classes": [serving]}))
     report = environments_pb2.WatchPoolResponse(
-        sequence=1, nodes=2, slots=8, leased=9, preempted=3, unpreemptible_nodes=2
+        sequence=1, nodes=2, slots=8, leased=9, preempted=3, unpreemptible_nodes=2, reserved=1
     )
     pool_lab.peers.pools["repos-broker-0.repos-broker:7020"].append(report)
     await pool_lab.settle()
     await pool_lab.advance(5)
     found = status(pool_lab)
     assert (found.slots.idle, found.slots.leased, found.slots.preempted) == (2, 9, 3)
+    assert found.slots.reserved == 1
     available = next(each for each in found.conditions if each.type == "Available")
     assert available.status == "True"
     assert "2 hosts" in available.message

@@ -11,11 +11,7 @@ from types import MappingProxyType
 from blake3 import blake3
 
 from etude.common.api.pool.spec import EnvPoolSpec
-from etude.common.errors import (
-    FullError,
-    ReusedIdError,
-    UnavailableError,
-)
+from etude.common.errors import FullError, ReusedIdError, UnavailableError
 from etude.common.pinned_images import pinned_digest
 from etude.common.plans.registry import PlanRegistry
 from etude.common.pools.broker_shards import shard_label
@@ -116,7 +112,7 @@ class Broker:
             ledger=self.ledger,
             queue=self.queue,
             spawn=self.dispatcher.spawn,
-            on_capacity=self._dispatch,
+            on_change=self._place_waiting,
         )
 
     async def launch(
@@ -275,7 +271,7 @@ class Broker:
         self.image_targets.refresh(now_s=now_s)
         self.statistics.lease_s.extend(self.ledger.lasted_s)
         self.ledger.lasted_s.clear()
-        pool_statistics.record_pool(len(self.queue), self.ledger)
+        pool_statistics.record_pool(self.queue, self.ledger, now_s=now_s)
 
     @property
     def _is_rebuilt(self) -> bool:
@@ -365,15 +361,16 @@ class Broker:
         if not is_wanted or not any(host.free for host in hosts):
             return
         now_s = time.monotonic()
+        spare = self.preemptor.num_spare(now_s=now_s)
         if self.ledger.slots.num_preempted:
             # After the floors, what was paused for them goes on first.
-            self._open(self.queue.take(self.placer.offer, now_s=now_s, for_floors=True))
-            self.preemptor.resume(hosts, now_s=now_s)
-        self._open(self.queue.take(self.placer.offer, now_s=now_s))
+            self._open(self.queue.take(self.placer.offer, now_s=now_s, spare=0))
+            spare -= self.preemptor.resume(hosts, spare=spare, now_s=now_s)
+        self._open(self.queue.take(self.placer.offer, now_s=now_s, spare=spare))
 
-    def _place_waiting(self) -> None:
-        """Dispatch what waits, and preempt rollouts for what does not find a slot."""
-        self._dispatch()
+    def _place_waiting(self, changed: HostState | None = None) -> None:
+        """Dispatch what waits, and preempt rollouts for what has or would have to wait."""
+        self._dispatch(changed)
         if self._is_rebuilt:
             self.preemptor.preempt(now_s=time.monotonic())
 

@@ -54,6 +54,7 @@ def make_report(broker: Broker) -> environments_pb2.WatchPoolResponse:
         first_starts=_first_starts(broker),
         preempted=broker.ledger.slots.num_preempted,
         unpreemptible_nodes=sum(not host.can_preempt for host in hosts),
+        reserved=broker.queue.num_reserved(now_s=time.monotonic()),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from etude.common.pinned_images import pool_template
 from etude.envserver import metrics
+from etude.envserver.broker.classes.queues import ClassQueues
 from etude.envserver.broker.hosts import Hosts
 from etude.envserver.broker.lease_ledger import LeaseLedger
 from etude.envserver.broker.warm_targets import WarmTargets
@@ -65,9 +66,10 @@ def record_granted(start: environments_pb2.Start, *, waited_s: float) -> None:
     _GRANTED.get(start, _GRANTED[environments_pb2.START_UNSPECIFIED]).inc()
 
 
-def record_pool(num_waiting: int, ledger: LeaseLedger) -> None:
+def record_pool(queue: ClassQueues, ledger: LeaseLedger, *, now_s: float) -> None:
     """Set the gauges of a broker."""
-    metrics.queue_depth.set(num_waiting)
+    metrics.queue_depth.set(len(queue))
+    metrics.reserved.set(queue.num_reserved(now_s=now_s))
     metrics.leases.set(len(ledger.leases))
     metrics.preempted.set(ledger.slots.num_preempted)
     metrics.nodes.set(len(ledger.hosts))

@@ -16,6 +16,8 @@ class Slots(StatusModel):
     """Held, those that are preempted included."""
     preempted: Count = 0
     """Held by leases whose environments are paused, so that other classes have their floors."""
+    reserved: Count = 0
+    """Kept free for classes below their floors, by their demand of the last five minutes."""
     opening: Count = 0
     """Granted, and not ready yet."""
     queued: Count = 0

@@ -1,12 +1,13 @@
-"""Preemption by pause: environments wait on their hosts while classes below floors have slots."""
+"""Preemption by pause: environments wait on their hosts while classes below floors need slots."""
 
+import asyncio
 import itertools
 import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from etude.envserver.broker.classes.preemption import choose_lenders, slots_owed
 from etude.envserver.broker.classes.queues import ClassQueues
@@ -14,7 +15,7 @@ from etude.envserver.broker.classes.shares import lease_class
 from etude.envserver.broker.host_client import HostCallError, HostClient
 from etude.envserver.broker.hosts import HostState, SnapshotKey
 from etude.envserver.broker.launch_queue import LaunchBatch
-from etude.envserver.broker.lease_ledger import LeaseLedger
+from etude.envserver.broker.lease_ledger import GrantedLease, LeaseLedger
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +24,21 @@ MAX_LAUNCHES = 64
 RESCAN_S = 0.05
 """Time after which all hosts are looked at again when they did not have enough."""
 RESUMED_S = 5.0
-"""A resumed environment is not paused again before this: what cannot be placed pauses few."""
-RETRY_S = 0.2
+"""A resumed environment is among the last to be paused again before this."""
+RETRY_S = 0.05
 """A host that could not do all of an order gets none for this long: others are asked meanwhile."""
+MOST_RETRY_S = 1.0
+"""The same after several such orders, each of which doubles it."""
+UNLIMITED = 1 << 30
 MORE_CANDIDATES = 16
 """Environments beyond those wanted, from which a host takes what is between two turns."""
+
+
+class Rest(NamedTuple):
+    """Time in which a host gets no orders."""
+
+    until_s: float
+    lasts_s: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,22 +50,29 @@ class Preemptor:
     queue: ClassQueues
     spawn: Callable[[Coroutine[Any, Any, None], str], object]
     """Starts a task that ends with the broker."""
-    on_capacity: Callable[[HostState], None]
-    """Called when slots of a host have become free."""
+    on_change: Callable[[HostState], None]
+    """Called when slots of a host may have become free, or more of them may be asked for."""
     _pausing: dict[str, int] = field(default_factory=dict)
     """Slots that hosts were asked for and have not answered, by host."""
     _resuming: set[str] = field(default_factory=set)
     """Hosts that have not answered an order to resume."""
-    _retry_s: dict[str, float] = field(default_factory=dict)
-    """When hosts may be asked again that could not do all of an order."""
+    _rests: dict[str, Rest] = field(default_factory=dict)
+    """Of hosts that could not do all of an order."""
     _rescan_s: float = -math.inf
 
+    def num_spare(self, *, now_s: float) -> int:
+        """Free slots that are not reserved, which any class may take."""
+        reserved = self.queue.num_reserved(now_s=now_s)
+        # Most pools have no floors, and need no look at every host.
+        return max(0, self.ledger.num_free - reserved) if reserved else UNLIMITED
+
     def preempt(self, *, now_s: float) -> None:
-        """Pause as many environments as classes that wait below their floors lack."""
+        """Pause as many environments as classes below their floors lack, or will lack soon."""
         shares, brokers = self.queue.shares, self.queue.num_brokers()
         held, waiting = self.queue.count_held(), self.queue.count_waiting()
+        # What waits although slots are free cannot use those.
         owed = slots_owed(shares, held, waiting, brokers=brokers)
-        wanted = owed.total() - sum(self._pausing.values())
+        wanted = max(owed.total(), self._num_lacking(now_s)) - sum(self._pausing.values())
         if wanted <= 0 or now_s < self._rescan_s:
             return
         lenders = choose_lenders(shares, held, wanted, brokers=brokers)
@@ -64,45 +82,69 @@ class Preemptor:
             for batch in itertools.islice(self.queue.batches_of(each), MAX_LAUNCHES)
         ]
         for host in self.ledger.hosts:
+            is_needed = not served or any(_needs(host, each) for each in served)
+            if is_needed and self._can_ask(host, now_s=now_s):
+                self._preempt_on(host, lenders, now_s=now_s)
             if not lenders.total():
                 return
-            if self._can_ask(host, now_s=now_s) and any(_needs(host, each) for each in served):
-                self._preempt_on(host, lenders, now_s=now_s)
         self._rescan_s = now_s + RESCAN_S
 
-    def resume(self, hosts: Iterable[HostState], *, now_s: float) -> None:
-        """Resume preempted environments where slots are free, the first paused first."""
+    def resume(self, hosts: Iterable[HostState], *, spare: int, now_s: float) -> int:
+        """Resume preempted environments where slots are free, the first paused first.
+
+        Args:
+            hosts: to look at.
+            spare: most environments to resume, as other free slots are reserved.
+            now_s: monotonic time.
+
+        Returns:
+            Number of the environments whose hosts were asked.
+        """
+        left = spare
         for host in hosts:
-            if not (host.preempted and host.free) or host.is_suspect:
+            if not (left > 0 and host.preempted and host.free) or host.is_suspect:
                 continue
-            if host.node_id in self._resuming or self._rests(host, now_s=now_s):
+            if host.node_id in self._resuming or self._is_resting(host, now_s=now_s):
                 continue
-            lease_ids = list(host.preempted)[: host.free]
+            lease_ids = list(host.preempted)[: min(left, host.free)]
+            left -= len(lease_ids)
             host.opening += len(lease_ids)
             self._resuming.add(host.node_id)
             self.spawn(self._resume(host, lease_ids, now_s), f"resume on {host.node_id}")
+        return spare - left
+
+    def _num_lacking(self, now_s: float) -> int:
+        """Slots that should be free and are not, nor will be once ended leases are closed."""
+        reserved = self.queue.num_reserved(now_s=now_s)
+        if not reserved:
+            return 0
+        hosts = (host for host in self.ledger.hosts if host.is_open)
+        return reserved - sum(host.free + len(host.closing) for host in hosts)
 
     def _can_ask(self, host: HostState, *, now_s: float) -> bool:
-        is_asked = host.node_id in self._pausing or self._rests(host, now_s=now_s)
+        is_asked = host.node_id in self._pausing or self._is_resting(host, now_s=now_s)
         return host.can_preempt and host.is_open and not is_asked
 
-    def _rests(self, host: HostState, *, now_s: float) -> bool:
-        if self._retry_s.get(host.node_id, now_s) > now_s:
-            return True
-        self._retry_s.pop(host.node_id, None)
-        return False
+    def _is_resting(self, host: HostState, *, now_s: float) -> bool:
+        rest = self._rests.get(host.node_id)
+        if rest is not None and now_s - rest.until_s > MOST_RETRY_S:
+            del self._rests[host.node_id]
+        return rest is not None and now_s < rest.until_s
+
+    def _start_rest(self, host: HostState, *, now_s: float) -> float:
+        """Let a host rest after an order that it could not do; returns for how long."""
+        rest = self._rests.get(host.node_id)
+        lasts_s = RETRY_S if rest is None else min(MOST_RETRY_S, 2 * rest.lasts_s)
+        self._rests[host.node_id] = Rest(now_s + lasts_s, lasts_s)
+        return lasts_s
 
     def _preempt_on(self, host: HostState, lenders: Counter[int], *, now_s: float) -> None:
         """Order a host to pause environments of one class that gives up slots, the newest first."""
         leases = (self.ledger.leases[each] for each in host.leases)
-        rested = [
-            each
-            for each in leases
-            if not each.held.preempted and now_s - each.resumed_s >= RESUMED_S
-        ]
-        rested.sort(key=lambda each: (-each.granted_s, each.lease.lease_id))
+        running = [each for each in leases if not each.held.preempted]
+        running.sort(key=lambda each: _preemption_order(each, now_s=now_s))
         for lender, slots in lenders.items():
-            found = [each for each in rested if lease_class(each.held.lease_class) == lender]
+            found = [each for each in running if lease_class(each.held.lease_class) == lender]
             count = min(slots, len(found))
             if count:
                 lenders[lender] -= count
@@ -123,13 +165,19 @@ class Preemptor:
             log.warning("host %s pauses nothing: %s", host.node_id, error)
         finally:
             del self._pausing[host.node_id]
-        if len(paused) < count:
-            self._retry_s[host.node_id] = now_s + RETRY_S
+        self._rescan_s = -math.inf
         for lease_id in paused:
             self.ledger.set_preempted(lease_id, is_preempted=True, now_s=now_s)
         if paused:
             log.info("%d leases on %s wait for other classes", len(paused), host.node_id)
-            self.on_capacity(host)
+        if len(paused) < count:
+            rest_s = self._start_rest(host, now_s=now_s)
+            self.on_change(host)
+            await asyncio.sleep(rest_s)
+        else:
+            self._rests.pop(host.node_id, None)
+        # More may have come meanwhile, and asked for other slots of this host.
+        self.on_change(host)
 
     async def _resume(self, host: HostState, lease_ids: Sequence[str], now_s: float) -> None:
         resumed: Sequence[str] = ()
@@ -141,10 +189,16 @@ class Preemptor:
             self._resuming.discard(host.node_id)
             host.opening -= len(lease_ids)
         if len(resumed) < len(lease_ids):
-            self._retry_s[host.node_id] = now_s + RETRY_S
+            self._start_rest(host, now_s=now_s)
         for lease_id in resumed:
             self.ledger.set_preempted(lease_id, is_preempted=False, now_s=now_s)
-        self.on_capacity(host)
+        self.on_change(host)
+
+
+def _preemption_order(granted: GrantedLease, *, now_s: float) -> tuple[bool, float, str]:
+    """Sort key of leases: those that have not just been resumed first, of them the newest."""
+    has_resumed = now_s - granted.resumed_s < RESUMED_S
+    return has_resumed, -granted.granted_s, granted.lease.lease_id
 
 
 def _needs(host: HostState, batch: LaunchBatch) -> bool:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from etude.common.api.pool.lease_classes import LeaseClass
+from etude.common.demand import WINDOW_S, DemandPeak, units_needed
+from etude.envserver.broker.classes.preemption import PREEMPTED_CLASSES
 from etude.envserver.broker.classes.shares import ClassRule, ClassShares, lease_class
 from etude.envserver.broker.launch_queue import LaunchBatch, LaunchQueue, Offers, Turn
 from etude.v1 import environments_pb2
@@ -29,9 +31,13 @@ class ClassQueues:
     """Living leases of each class that take a slot, kept by the ledger."""
     num_brokers: Callable[[], int] = field(default=lambda: 1)
     """Number of brokers that share the floors."""
+    window_s: float = WINDOW_S
+    """Time after which the demand of a class counts no more."""
     _queues: dict[int, LaunchQueue] = field(default_factory=dict)
     _ordered: Counter[int] = field(default_factory=Counter)
     """Environments that hosts were asked for, by class."""
+    _peaks: dict[int, DemandPeak] = field(default_factory=dict)
+    """Of classes whose floors hold free slots."""
     _recorded_s: float | None = None
 
     def __len__(self) -> int:
@@ -52,6 +58,10 @@ class ClassQueues:
     def add(self, batch: LaunchBatch) -> None:
         """Append a batch, unless nothing of it waits."""
         self._queue(batch).add(batch)
+        each = _class_of(batch)
+        if each in self._people():
+            demand = self.count_held()[each] + len(self._queue(batch))
+            self._peak(each).record(demand, now_s=batch.submitted_s)
 
     def requeue(self, turn: Turn) -> None:
         """Requeue a turn whose host failed."""
@@ -76,9 +86,7 @@ class ClassQueues:
         waiting = [each for each, queue in self._queues.items() if len(queue)]
         self.shares.record_use(self.count_held(), waiting, passed_s=passed_s)
 
-    def take(
-        self, offers: Offers, *, now_s: float, for_floors: bool = False
-    ) -> Generator[Turn, None, None]:
+    def take(self, offers: Offers, *, now_s: float, spare: int) -> Generator[Turn, None, None]:
         """Turns until the queue is empty or nothing is offered; stop early by closing the iterator.
 
         Each turn that was taken has to be settled.
@@ -86,7 +94,7 @@ class ClassQueues:
         Args:
             offers: of hosts.
             now_s: monotonic time.
-            for_floors: True for those alone of classes below their floors.
+            spare: most turns of classes that are not below their floors.
         """
         turns = {
             each: queue.take(offers, now_s=now_s)
@@ -97,12 +105,14 @@ class ClassQueues:
         try:
             while turns:
                 each = self.shares.choose(turns, held, brokers=brokers)
-                if for_floors and not self.shares.is_below_floor(each, held, brokers=brokers):
+                is_owed = self.shares.is_below_floor(each, held, brokers=brokers)
+                if not is_owed and spare <= 0:
                     break
                 turn = next(turns[each], None)
                 if turn is None:
                     del turns[each]
                     continue
+                spare -= not is_owed
                 held[each] += 1
                 self._ordered[each] += 1
                 yield turn
@@ -113,6 +123,28 @@ class ClassQueues:
     def count_held(self) -> Counter[int]:
         """Slots of each class, ordered ones included."""
         return Counter(self.leased) + self._ordered
+
+    def num_reserved(self, *, now_s: float) -> int:
+        """Free slots that are kept for people who may come, below the floors of their classes."""
+        held, brokers = self.count_held(), self.num_brokers()
+        reserved = 0
+        for each in self._people():
+            demand = held[each] + len(self._queues.get(each, ()))
+            peak = max(demand, self._peak(each).highest(now_s=now_s, window_s=self.window_s))
+            needed = min(units_needed(peak), self.shares.floor(each, brokers))
+            reserved += max(0, needed - held[each])
+        return reserved
+
+    def _peak(self, each: int) -> DemandPeak:
+        return self._peaks.setdefault(each, DemandPeak())
+
+    def _people(self) -> list[int]:
+        """Classes with a floor whose leases cannot wait as rollouts do."""
+        return [
+            each
+            for each, rule in self.shares.rules.items()
+            if rule.floor and each not in PREEMPTED_CLASSES
+        ]
 
     def _queue(self, batch: LaunchBatch) -> LaunchQueue:
         return self._queues.setdefault(_class_of(batch), LaunchQueue())

@@ -57,8 +57,9 @@ class ShardRouter:
         """Load of this broker, for the others."""
         broker = self.broker
         runs = {*broker.ledger.by_run, *broker.streams.runs}
+        reserved = broker.queue.num_reserved(now_s=time.monotonic())
         return broker_peers_pb2.ShardLoad(
-            free=broker.ledger.num_free,
+            free=max(0, broker.ledger.num_free - reserved),
             waiting=len(broker.queue),
             held_by_run={run_id: broker.held_by_run(run_id) for run_id in runs},
         )
