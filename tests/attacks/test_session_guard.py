@@ -4,6 +4,7 @@ import importlib.resources
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,9 @@ HONEST = {
 }
 
 
-def run(folder: Path, code: str, test: str) -> "subprocess.CompletedProcess[str]":
+def run(
+    folder: Path, code: str, test: str, more: Sequence[str] = ()
+) -> "subprocess.CompletedProcess[str]":
     guard = importlib.resources.files("etude.common.harbor").joinpath("session_guard.py")
     files = {"code/code_.py": code, "hidden/test_it.py": test}
     files["guard/etude_session_guard.py"] = guard.read_text()
@@ -108,7 +111,7 @@ def run(folder: Path, code: str, test: str) -> "subprocess.CompletedProcess[str]
         (folder / path).write_text(text)
     options = "-p etude_session_guard -p no:cacheprovider -c /dev/null --rootdir=../hidden"
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "../hidden/test_it.py", *options.split()],
+        [sys.executable, "-m", "pytest", "-q", "../hidden/test_it.py", *options.split(), *more],
         cwd=folder / "code",
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(folder / "guard")},
         capture_output=True,
@@ -154,3 +157,18 @@ def one():
     process = (tmp_path / "pid").read_text()
     assert process
     assert not Path("/proc", process).exists()
+
+
+WORKERS = ("-n", "2")
+
+
+@pytest.mark.parametrize("name", ["solution", "with an expected failure"])
+def test_an_honest_success_of_workers_counts(tmp_path: Path, name: str) -> None:
+    done = run(tmp_path, *HONEST[name], WORKERS)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["skips", "ends the process", "has a class of tests"])
+def test_a_forged_success_of_workers_is_none(tmp_path: Path, name: str) -> None:
+    done = run(tmp_path, *FORGERIES[name], WORKERS)
+    assert done.returncode in {1, BROKEN}, done.stdout + done.stderr

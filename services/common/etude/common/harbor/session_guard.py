@@ -37,6 +37,7 @@ REWARDS = ("/logs/verifier/reward.txt", "/logs/verifier/reward.json")
 _MAX_ACCOUNT_BYTES = 4096
 _KILLS = 100
 _PR_SET_CHILD_SUBREAPER = 36
+_OUTPUT = "etude_session_checks"
 _RUNNER = ("_pytest", "pluggy", "unittest")
 _SKIPS = (unittest.SkipTest, pytest.skip.Exception, pytest.xfail.Exception)
 _TEST_FOLDERS = {"test", "tests", "testing", "__tests__", "site-packages"}
@@ -100,6 +101,10 @@ def pytest_cmdline_main(config: "pytest.Config") -> "int | None":
     """Run the session in a child, and answer with the exit code that its account allows."""
     if getattr(config.option, "help", False) or getattr(config.option, "version", False):
         return None
+    if hasattr(config, "workerinput"):
+        # A worker of pytest-xdist: its threads would not survive a fork, and another one counts.
+        config.pluginmanager.register(SessionChecks(), "etude-session-checks")
+        return None
     token = secrets.token_hex(16)
     reader, writer = os.pipe()
     _adopt_orphans()
@@ -140,26 +145,16 @@ class RewardFile:
                 path.unlink()
 
 
-class SessionAccount:
-    """Counts the tests of a session, and writes its account as the last act of the child."""
+class SessionChecks:
+    """Checks in the process of the tests for what the code under test must not do."""
 
-    def __init__(
-        self, config: "pytest.Config", token: str, writer: int, rewards: "list[RewardFile]"
-    ) -> None:
-        self._token = token
-        self._rewards = rewards
-        self._writer = writer
-        self._session: pytest.Session | None = None
-        self._verdicts: dict[str, str] = {}
-        self._replaced = ""
-        self._skipped_by = ""
+    def __init__(self) -> None:
+        self.replaced = ""
+        self.skipped_by = ""
         self._runner: list[Binding] = []
         self._modules: list[Binding] = []
-        self._exit = os._exit
-        config.add_cleanup(self._finish)
 
-    def pytest_sessionstart(self, session: "pytest.Session") -> None:
-        self._session = session
+    def pytest_sessionstart(self) -> None:
         self._runner = list(_runner_bindings())
 
     def pytest_collection_finish(self, session: "pytest.Session") -> None:
@@ -173,8 +168,54 @@ class SessionAccount:
         # Another hook turns unittest's exception into one that is raised elsewhere.
         raised = call.excinfo
         yield
-        if raised is not None and _is_skip(raised.value) and not self._skipped_by:
-            self._skipped_by = _tested_file(raised.tb)
+        if raised is not None and _is_skip(raised.value) and not self.skipped_by:
+            self.skipped_by = _tested_file(raised.tb)
+
+    def pytest_sessionfinish(self, session: "pytest.Session") -> None:
+        self._check_calls()
+        self._check_bindings([*self._runner, *self._modules])
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output[_OUTPUT] = [self.replaced, self.skipped_by]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object) -> None:
+        """Take over what a worker of pytest-xdist found."""
+        output = getattr(node, "workeroutput", None) or {}
+        replaced, skipped_by = output.get(_OUTPUT, ["", ""])
+        self.replaced = self.replaced or str(replaced)
+        self.skipped_by = self.skipped_by or str(skipped_by)
+
+    def _check_calls(self) -> None:
+        for owner, name, call in _CALLS:
+            if getattr(owner, name) is not call and not self.replaced:
+                self.replaced = f"{owner.__name__}.{name}"
+
+    def _check_bindings(self, bindings: "list[Binding]") -> None:
+        for binding in bindings if not self.replaced else ():
+            if binding.is_replaced():
+                self.replaced = binding.label
+                return
+
+
+class SessionAccount:
+    """Counts the tests of a session, and writes its account as the last act of the child."""
+
+    def __init__(
+        self, config: "pytest.Config", token: str, writer: int, rewards: "list[RewardFile]"
+    ) -> None:
+        self._token = token
+        self._rewards = rewards
+        self._writer = writer
+        self._session: pytest.Session | None = None
+        self._verdicts: dict[str, str] = {}
+        self._exit = os._exit
+        self._checks = SessionChecks()
+        config.pluginmanager.register(self._checks, "etude-session-checks")
+        config.add_cleanup(self._finish)
+
+    def pytest_sessionstart(self, session: "pytest.Session") -> None:
+        self._session = session
 
     def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
         before = self._verdicts.get(report.nodeid, "")
@@ -185,21 +226,8 @@ class SessionAccount:
             self._verdicts[report.nodeid] = verdict
 
     def pytest_sessionfinish(self) -> None:
-        self._check_calls()
-        self._check_bindings([*self._runner, *self._modules])
         for reward in self._rewards:
             reward.restore()
-
-    def _check_calls(self) -> None:
-        for owner, name, call in _CALLS:
-            if getattr(owner, name) is not call and not self._replaced:
-                self._replaced = f"{owner.__name__}.{name}"
-
-    def _check_bindings(self, bindings: "list[Binding]") -> None:
-        for binding in bindings if not self._replaced else ():
-            if binding.is_replaced():
-                self._replaced = binding.label
-                return
 
     def _finish(self) -> None:
         session = self._session
@@ -209,8 +237,8 @@ class SessionAccount:
         counts["verifier_errored"] = max(0, total - len(found))
         status = BROKEN if session is None else int(session.exitstatus)
         account = {"token": self._token, "status": status, "total": total, **counts}
-        account["replaced"] = self._replaced
-        account["skipped_by"] = self._skipped_by
+        account["replaced"] = self._checks.replaced
+        account["skipped_by"] = self._checks.skipped_by
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
