@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit bench-branches bench-repos bench-hacks bench-images bench-groups bench-scale bench-lending test-privacy search-model bench-search system-deps buf
+.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit bench-branches bench-repos bench-toolchains bench-hacks bench-images bench-groups bench-scale bench-lending test-privacy search-model bench-search system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -177,6 +177,9 @@ bench-branches: $(READY) ## branches of two tenants: gain on their own tasks, lo
 
 bench-repos: $(READY) ## tasks mined from real projects of PyPI, npm, crates.io and Go: bench/out/repos.json (Node, Go, cargo, half an hour)
 	$(RUN) python bench/repos.py
+
+bench-toolchains: $(READY) ## Node, Java, Go and Rust in guests, 2 GB of build output: bench/out/toolchains.json (gVisor, QEMU, buildah, root, network, half an hour)
+	$(RUN) python bench/toolchains.py
 
 bench-images: $(READY) ## 200 images on a disk for 40: hits, evictions, time to the first tool call: bench/out/images.json (gVisor, QEMU, root, half an hour)
 	$(RUN) python bench/task_images.py

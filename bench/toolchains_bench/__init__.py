@@ -1,0 +1,1 @@
+"""Small repositories with a bug, one for each toolchain, and Dockerfiles for them."""
