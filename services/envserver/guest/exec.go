@@ -160,6 +160,7 @@ func closeAll(files []*os.File) {
 // wait ends the command when it breaks a limit, and returns when it has ended.
 func (r *command) wait(folder string) {
 	var timeout, look <-chan time.Time
+	var leastFree uint64
 	if ms := r.request.timeoutMs; ms > 0 {
 		timer := time.NewTimer(time.Duration(ms) * time.Millisecond)
 		defer timer.Stop()
@@ -169,6 +170,11 @@ func (r *command) wait(folder string) {
 		ticker := time.NewTicker(watchInterval)
 		defer ticker.Stop()
 		look = ticker.C
+		// On a disk that is full already a command may still delete files.
+		leastFree = limits.minFreeBytes
+		if free, ok := freeBytes(folder); ok && free < leastFree {
+			leastFree = free
+		}
 	}
 	done := r.call.done
 	for {
@@ -184,7 +190,7 @@ func (r *command) wait(folder string) {
 		case <-r.flooded:
 			r.end("output", termGrace)
 		case <-look:
-			if free, ok := freeBytes(folder); ok && free < r.request.limits.minFreeBytes {
+			if free, ok := freeBytes(folder); ok && free < leastFree {
 				r.end("disk", 0)
 			}
 		case <-r.kill:

@@ -153,6 +153,8 @@ class _Command:
 
     async def _watch(self) -> None:
         started_s = asyncio.get_running_loop().time()
+        # On a disk that is full already a command may still delete files.
+        least_free = min(self._limits.min_free_bytes, self._free_bytes())
         while not self._ended_for:
             await asyncio.sleep(_WATCH_S if self._timeout_s is None else _WATCH_S / 10)
             passed_s = asyncio.get_running_loop().time() - started_s
@@ -161,15 +163,15 @@ class _Command:
                 self._ended_for = "time"
             elif flood and any(kept.total > flood for kept in self._kept):
                 self._ended_for = "output"
-            elif self._is_disk_full():
+            elif self._free_bytes() < least_free:
                 self._ended_for = "disk"
         kill(self._process, signal.SIGTERM)
         await asyncio.sleep(0 if self._ended_for == "disk" else TERM_GRACE_S)
         kill(self._process, signal.SIGKILL)
 
-    def _is_disk_full(self) -> bool:
+    def _free_bytes(self) -> int:
         found = os.statvfs(self._call.folder)
-        return found.f_bavail * found.f_frsize < self._limits.min_free_bytes
+        return found.f_bavail * found.f_frsize
 
     async def _feed(self) -> None:
         to = self._process.stdin
