@@ -26,6 +26,7 @@ from rich.table import Table
 from etude.common.run_folder.state import images_folder
 from etude.envserver.drivers.vm import guest_vm, host_cpu
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
+from etude.envserver.drivers.vm.disk import PARTIAL
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.prewarm import prewarm_template
 from etude.envserver.drivers.vm.qemu import boot, delta, template
@@ -164,7 +165,13 @@ class Bench:
         for _ in range(REPEATS):
             clock = Clock([guest.vm.pid])
             clock.start()
-            saved = await delta.save_delta(guest.vm, self.template, self.buffer, keep_running=True)
+            saved = await delta.save_delta(
+                guest.vm,
+                self.template,
+                self.buffer,
+                keep_running=True,
+                disk=guest.vm.folder / PARTIAL,
+            )
             costs.append(clock.stop())
             walls.append(1000 * saved.pause_s)
             sizes.append(saved.changed_bytes / (1 << 20))

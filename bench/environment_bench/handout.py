@@ -6,6 +6,7 @@ from pathlib import Path
 from environment_bench.goals import Figure, median, quantile
 from environment_bench.machines import Machines
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
+from etude.envserver.drivers.vm.disk import PARTIAL
 from etude.envserver.guest.commands import GuestCommands
 
 PAUSED = 64
@@ -63,7 +64,9 @@ async def _pauses(machines: Machines) -> list[Figure]:
             line = f"head -c {mib}M /dev/urandom > /dev/shm/noise"
             await GuestCommands(channel=guest.channel, uid=0).run(line, 300)
         for _ in range(SNAPSHOTS):
-            saved = await machines.template.save(guest.vm, buffer, keep_running=True)
+            saved = await machines.template.save(
+                guest.vm, buffer, keep_running=True, disk=guest.vm.folder / PARTIAL
+            )
             points.append((saved.changed_bytes / (1 << 20), 1000 * saved.pause_s))
             saved.close()
     await guest.destroy()

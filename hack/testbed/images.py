@@ -19,6 +19,7 @@ HOST_PROGRAMS = (
     Path("/usr/bin/setpriv"),
     Path("/usr/bin/qemu-system-x86_64"),
     Path("/usr/bin/unsquashfs"),
+    Path("/usr/sbin/mke2fs"),
     Path("/usr/local/bin/runsc"),
 )
 """What roles call beside Python: vLLM on CPU asks lscpu for the cores; the others start microVMs

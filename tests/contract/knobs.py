@@ -100,7 +100,10 @@ POOL = {
     "slot.cpu": f"{OPERATOR}.builders.pool",
     **{
         f"slot.{name}": "etude.envserver.drivers.selection slot"
-        for name in ("memoryMib", "processes", "openFiles", "fileMib", "temporaryMib")
+        for name in (
+            *("memoryMib", "diskMib", "processes", "openFiles", "fileMib"),
+            "temporaryMib",
+        )
     },
     **{f"slot.{name}": f"{NODE}.server slot" for name in ("changeMib", "changeFiles")},
     "snapshotsUri": f"{NODE}.server spec",

@@ -35,7 +35,7 @@ def make(image: BuiltImage, programs: FirecrackerPrograms) -> Make:
         return FirecrackerDriver(
             scratch=scratch,
             images={"python": image},
-            machine=FirecrackerConfig(),
+            machine=FirecrackerConfig(disk_mib=128),
             programs=programs,
         )
 

@@ -22,9 +22,10 @@ def test_the_same_machine_and_image_have_the_same_key(image: BuiltImage) -> None
     [
         dataclasses.replace(MACHINE, memory_mib=512),
         dataclasses.replace(MACHINE, tsc_khz=MACHINE.tsc_khz + 1),
+        dataclasses.replace(MACHINE, disk_mib=512),
         dataclasses.replace(MACHINE, accelerator=Accelerator.KVM),
     ],
-    ids=["memory", "counter", "accelerator"],
+    ids=["memory", "counter", "disk", "accelerator"],
 )
 def test_another_machine_has_another_key(image: BuiltImage, other: QemuConfig) -> None:
     assert compat_key(MACHINE, image) != compat_key(other, image)

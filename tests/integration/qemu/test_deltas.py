@@ -97,7 +97,7 @@ async def test_a_delta_restores_what_qemus_own_full_stream_restores(
     await parent.sh(MAKE.format(8))
     small = await lab.save(parent, keep_running=False)
     of_parent = memory_of(parent.vm, template)
-    pause = delta.GuestPause(parent.vm, keep_running=False)
+    pause = delta.GuestPause(parent.vm, keep_running=False, disk=lab.folder / "full-disk")
     full = await delta.save_full(pause, template)
     assert full.is_full
     by_delta, by_full = await lab.paused(small), await lab.paused(full)
@@ -188,6 +188,7 @@ async def test_a_truncated_stream_is_refused_by_the_monitor_too(
         is_full=False,
         stream=sealed_files.create_sealed("cut", [whole[: len(whole) // 2]]),
         changed_bytes=0,
+        disk=os.dup(saved.disk),
     )
     with pytest.raises(VmmError, match="load of migration failed"):
         await lab.paused(cut)
@@ -197,7 +198,7 @@ async def test_a_truncated_stream_is_refused_by_the_monitor_too(
 
 async def test_a_delta_of_another_template_is_refused(lab: Lab) -> None:
     saved = await lab.save(await lab.guest())
-    foreign = VmDelta(template="00" * 32, is_full=False, stream=saved.stream, changed_bytes=0)
+    foreign = replace(saved, template="00" * 32)
     with pytest.raises(VmmError, match="is of template 00"):
         await lab.paused(foreign)
     saved.close()

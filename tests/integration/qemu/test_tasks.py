@@ -26,7 +26,7 @@ def choice() -> RunnerChoice:
     for image in reversed(built_image.list_images(BuildCache(images_folder()))):
         manifest = json.loads((image.folder / "manifest.json").read_bytes())
         packages = manifest["spec"]["base"].get("debian", {}).get("packages", ())
-        if "python3" in packages and image.upper is None:
+        if "python3" in packages:
             return RunnerChoice(driver=DriverName.QEMU_MICRO_VM, image=image.address)
     pytest.skip("no image with Python: etude images build examples/images/python.yaml")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.common.run_folder.state import images_folder
-from etude.envserver.drivers.vm import host_cpu
+from etude.envserver.drivers.vm import disk, host_cpu
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
 from etude.envserver.drivers.vm.interface import VmDelta
 from etude.envserver.drivers.vm.jail import Jail
@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[3]
 BOOT_LIMIT_S = 180
 """Two seconds of CPU time on an idle machine; neighbours may hold every core."""
 COMMAND_LIMIT_S = 120
+DISK_MIB = 128
 
 
 def guest_agent() -> Path:
@@ -55,7 +56,7 @@ def small_image(*, service: str = "") -> BuiltImage:
 
 
 def small_machine() -> QemuConfig:
-    return QemuConfig(memory_mib=256, tsc_khz=host_cpu.host_tsc_khz())
+    return QemuConfig(memory_mib=256, disk_mib=DISK_MIB, tsc_khz=host_cpu.host_tsc_khz())
 
 
 async def connected(vm: QemuVm) -> GuestChannel:
@@ -147,6 +148,7 @@ class Lab:
             self.template,
             self.buffer,
             keep_running=keep_running,
+            disk=self.folder / disk.PARTIAL,
         )
 
     async def close(self) -> None:

@@ -135,7 +135,7 @@ async def main() -> None:
     driver = QemuDriver(
         scratch=Path(scratch),
         images={"python": built_image.read_image(Path(image))},
-        machine=QemuConfig(tsc_khz=int(tsc_khz)),
+        machine=QemuConfig(disk_mib=128, tsc_khz=int(tsc_khz)),
     )
     began_s = time.perf_counter()
     await driver.start()

@@ -35,7 +35,7 @@ _MAGIC = b"FAKEFIRE"
 _PAGE = 4096
 _PART = 4 << 20
 _ELF = b"\x7fELF"
-_WORDS = {"envchannel=vsock", "envroot=sqsh", "8250.nr_uarts=0"}
+_WORDS = {"envchannel=vsock", "8250.nr_uarts=0"}
 _FOLDER = ".fake"
 
 
@@ -75,14 +75,14 @@ class Engine:
             raise RefusedError(f"No such file or directory: {name}")
         return found
 
-    def opened(self, name: str) -> int:
-        """A file of the API, open for reading, as the machine's user may.
+    def opened(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """A file of the API, open for reading unless asked, as the machine's user may.
 
         Raises:
             RefusedError: it cannot be.
         """
         try:
-            found = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC)
+            found = os.open(self.path(name), flags | os.O_CLOEXEC)
         except OSError as cause:
             raise RefusedError(f"{cause.strerror} (os error {cause.errno}): {name}") from cause
         if not stat.S_ISREG(os.fstat(found).st_mode):
@@ -95,8 +95,7 @@ class Engine:
         Raises:
             RefusedError: it cannot be.
         """
-        boot, machine = rules.boot, _machine(rules.machine)
-        (drive,) = rules.drives.values()
+        boot = rules.boot
         assert boot is not None
         assert rules.vsock is not None
         if missing := _WORDS - set(boot["boot_args"].split()):
@@ -106,22 +105,24 @@ class Engine:
             raise RefusedError(
                 "Cannot load kernel due to invalid memory configuration or image: no ELF"
             )
-        if not drive["is_read_only"]:
-            raise RefusedError("this fake has read-only drives only")
-        root = self.opened(drive["path_on_host"])
+        root, disk = self._drives(rules.drives)
+        machine = _machine(rules.machine, disk)
         self._memory = sealed_files.create("memory", machine.memory_bytes)
         self._console = BootConsole()
         console = self._console.theirs.fileno()
         files = BootFiles(kernel=kernel, initramfs=initramfs, console=console)
 
         def arguments(sockets: vm.VmmSockets) -> tuple[str, ...]:
-            wiring = VmmFiles(memory=self._memory, qmp=sockets.qmp, agent=sockets.agent, root=root)
+            wiring = VmmFiles(
+                memory=self._memory, qmp=sockets.qmp, agent=sockets.agent, root=root, disk=disk
+            )
             ours = machines.boot_arguments(machine, wiring, files)
             words = _with_words(ours, f"{boot['boot_args']} tsc_early_khz={machine.tsc_khz}")
             return (PROGRAM, *words, *SANDBOX)
 
-        await self._start(machine, arguments, (self._memory, root, kernel, initramfs, console))
-        self._config = {"machine": rules.machine, "drive": drive, "vsock": rules.vsock}
+        inherited = (self._memory, root, kernel, initramfs, console, disk)
+        await self._start(machine, arguments, inherited)
+        self._config = {"machine": rules.machine, "drives": rules.drives, "vsock": rules.vsock}
         self._clean = -1
 
     async def load(self, body: dict[str, Any], rules: Rules) -> None:
@@ -136,27 +137,41 @@ class Engine:
             raise RefusedError("Load snapshot error: Failed to restore from snapshot: bad magic")
         size = int.from_bytes(os.pread(state, 4, len(_MAGIC)), "big")
         self._config = json.loads(os.pread(state, size, len(_MAGIC) + 4))
-        machine = _machine(self._config["machine"])
+        root, disk = self._drives(self._config["drives"])
+        machine = _machine(self._config["machine"], disk)
         if os.fstat(source).st_size != machine.memory_bytes:
             raise RefusedError(
                 "Load snapshot error: the memory file has another size than the memory"
             )
-        root = self.opened(self._config["drive"]["path_on_host"])
         rules.vsock, self._clean = self._config["vsock"], source
         self._memory = sealed_files.create("memory", machine.memory_bytes)
         for offset, data in sealed_files.nonzero_pages(source):
             os.pwrite(self._memory, data, offset)
 
         def arguments(sockets: vm.VmmSockets) -> tuple[str, ...]:
-            wiring = VmmFiles(memory=self._memory, qmp=sockets.qmp, agent=sockets.agent, root=root)
+            wiring = VmmFiles(
+                memory=self._memory, qmp=sockets.qmp, agent=sockets.agent, root=root, disk=disk
+            )
             words = machines.clone_arguments(machine, wiring)
             shared = (word.replace("share=off", "share=on") for word in words)
             return (PROGRAM, *shared, *SANDBOX)
 
-        await self._start(machine, arguments, (self._memory, root))
+        await self._start(machine, arguments, (self._memory, root, disk))
         with sealed_files.reopen(state, len(_MAGIC) + 4 + size) as devices:
             await receive(self.vm, devices, has_memory=False)
         os.close(state)
+
+    def _drives(self, drives: dict[str, dict[str, Any]]) -> tuple[int, int]:
+        """The read-only root, and the disk.
+
+        Raises:
+            RefusedError: they cannot be opened, or the root could be written.
+        """
+        root, disk = drives["root"], drives["disk"]
+        if not root["is_read_only"]:
+            raise RefusedError("this fake has a read-only root only")
+        opened = self.opened(root["path_on_host"])
+        return opened, self.opened(disk["path_on_host"], os.O_RDWR)
 
     async def create(self, body: dict[str, Any]) -> None:
         """Write a snapshot of the machine, which stands still.
@@ -217,8 +232,12 @@ def _with_words(arguments: tuple[str, ...], words: str) -> tuple[str, ...]:
     return (*arguments[:at], words, *arguments[at + 1 :])
 
 
-def _machine(config: dict[str, Any]) -> QemuConfig:
-    return QemuConfig(memory_mib=config["mem_size_mib"], tsc_khz=host_cpu.host_tsc_khz())
+def _machine(config: dict[str, Any], disk: int) -> QemuConfig:
+    return QemuConfig(
+        memory_mib=config["mem_size_mib"],
+        disk_mib=os.fstat(disk).st_size >> 20,
+        tsc_khz=host_cpu.host_tsc_khz(),
+    )
 
 
 def _touched(memory: int) -> Iterator[int]:

@@ -13,7 +13,7 @@ from etude.agent.workspace import ExecResult
 from etude.common.errors import WrongStateError
 from etude.envserver.drivers import folder_snapshots
 from etude.envserver.drivers.base import HalfRestoredError, SavedSandbox
-from etude.envserver.drivers.vm import delta_file, sealed_files
+from etude.envserver.drivers.vm import delta_file, disk, sealed_files
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
 from etude.envserver.drivers.vm.interface import VmDelta
 from etude.envserver.drivers.vm.sandbox import VmSandbox
@@ -126,11 +126,14 @@ async def test_a_vm_whose_notes_were_not_replaced_is_the_saved_one_all_the_same(
     saved, lease = tmp_path / "saved", tmp_path / "lease"
     saved.mkdir()
     lease.mkdir()
+    found = disk.create(saved, 1 << 20)
+    (saved / disk.DISK).rename(saved / disk.PARTIAL)
     delta = VmDelta(
         template=TEMPLATE,
         is_full=False,
         stream=sealed_files.create_sealed("t", [b"x" * 99]),
         changed_bytes=1,
+        disk=found,
     )
     delta_file.save(delta, saved / snapshots.DELTA, key=KEY)
     delta.close()

@@ -16,6 +16,7 @@ from etude.common.api.pool.network import EgressPolicy
 from etude.common.api.pool.spec import DriverName, EnvPoolSpec, IsolationLevel, Slot, Template
 from etude.common.errors import CorruptError, StoreError
 from etude.envserver.drivers.base import Driver, DriverUnavailableError, IsolationStrength
+from etude.envserver.drivers.vm.disk import DEFAULT_MIB
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.jail import jail_with_kvm
 from etude.envserver.drivers.vm.qemu.command_line import Accelerator, QemuConfig
@@ -59,8 +60,7 @@ async def select_driver(spec: EnvPoolSpec, place: DriverFolders) -> Driver:
         DriverUnavailableError: this machine cannot meet the pool's requirements.
     """
     driver = await _select(spec, place)
-    if driver.name != "process":
-        _refuse_process_limits(spec)
+    _refuse_foreign_limits(spec, driver)
     threshold = spec.health.crash_loop_threshold
     if threshold is None:
         return driver
@@ -212,15 +212,21 @@ def _guest_limits(slot: Slot) -> "guest_pb2.GuestLimits":
     )
 
 
-def _refuse_process_limits(spec: EnvPoolSpec) -> None:
-    """Refuse a limit of commands that only driver Process sets.
+def _refuse_foreign_limits(spec: EnvPoolSpec, driver: Driver) -> None:
+    """Refuse a limit that the selected driver does not set.
 
     Raises:
         DriverUnavailableError: the pool sets it.
     """
-    if spec.slot.temporary_mib is not None:
+    if driver.name in {"process", "gvisor"} and spec.slot.disk_mib is not None:
         raise DriverUnavailableError(
-            "only driver Process sets this limit: /tmp of a guest is part of its memory",
+            f"environments of driver {driver.name} share the host's disk without a limit each",
+            where="spec.slot.diskMib",
+            fix="remove the field, or set spec.isolation.driver to QemuMicroVM",
+        )
+    if driver.name != "process" and spec.slot.temporary_mib is not None:
+        raise DriverUnavailableError(
+            "only driver Process sets this limit: /tmp of a guest is part of its disk or memory",
             where="spec.slot.temporaryMib",
             fix="remove the field, or set spec.isolation.driver to Process",
         )
@@ -232,7 +238,8 @@ async def _qemu(spec: EnvPoolSpec, place: DriverFolders) -> "QemuDriver":
 
     images = await _images(spec, place)
     memory_mib = spec.slot.memory_mib or DEFAULT_MEMORY_MIB
-    machine = QemuConfig(memory_mib=memory_mib, tsc_khz=host_cpu.host_tsc_khz())
+    disk_mib = spec.slot.disk_mib or DEFAULT_MIB
+    machine = QemuConfig(memory_mib=memory_mib, disk_mib=disk_mib, tsc_khz=host_cpu.host_tsc_khz())
     place.scratch.mkdir(parents=True, exist_ok=True)
     try:
         qemu_version()
@@ -264,7 +271,10 @@ async def _firecracker(spec: EnvPoolSpec, place: DriverFolders) -> "FirecrackerD
     return FirecrackerDriver(
         scratch=place.scratch,
         images=images,
-        machine=FirecrackerConfig(memory_mib=spec.slot.memory_mib or DEFAULT_MEMORY_MIB),
+        machine=FirecrackerConfig(
+            memory_mib=spec.slot.memory_mib or DEFAULT_MEMORY_MIB,
+            disk_mib=spec.slot.disk_mib or DEFAULT_MIB,
+        ),
         programs=programs,
         egress=_egress(spec, place),
         limits=_guest_limits(spec.slot),
@@ -326,12 +336,6 @@ def _image(template: Template, index: int, place: DriverFolders) -> BuiltImage:
             f"there is no image {template.image!r} on this node",
             where=where,
             fix="build it there: etude images build SPEC",
-        )
-    if found.upper is not None:
-        raise DriverUnavailableError(
-            f"image {found.name!r} has a disk, which leases of this driver do not get",
-            where=where,
-            fix="build it without spec.disk and give spec.slot.memoryMib what it writes",
         )
     return found
 

@@ -1,4 +1,4 @@
-"""Builder of images: kernel, initramfs, root file system, disk and manifest."""
+"""Builder of images: kernel, initramfs, root file system and manifest."""
 
 import functools
 import hashlib
@@ -10,13 +10,11 @@ from pathlib import Path
 
 from etude.envserver.images import base_filesystem, built_image, guest_kernel, host_programs
 from etude.envserver.images.build_cache import BuildCache
-from etude.envserver.images.built_image import FILES, MANIFEST, UPPER, BuiltImage
+from etude.envserver.images.built_image import FILES, MANIFEST, BuiltImage
 from etude.envserver.images.initramfs import AGENT, INIT, SERVICES, initramfs
 from etude.envserver.images.layers import RootFilesystem
 from etude.envserver.images.setup_step import PlacedFile
-from etude.envserver.images.spec import Disk, ImageFile, ImageSpec, digest
-
-_MKE2FS_LIMIT_S = 300.0
+from etude.envserver.images.spec import ImageFile, ImageSpec, digest
 
 
 def build(
@@ -63,13 +61,10 @@ def fill_image(
     root = _root(spec, agent, cache, say)
     say("root: pack …")
     root.pack(folder / "root.sqsh")
-    if spec.disk is not None:
-        _make_disk(spec.disk, folder / UPPER)
-    names = (*FILES, UPPER) if spec.disk is not None else FILES
-    for name in names:
+    for name in FILES:
         # VMs run as another user than the one that built.
         (folder / name).chmod(0o644)
-    manifest = {"name": spec.name, "files": {name: _sha256(folder / name) for name in names}}
+    manifest = {"name": spec.name, "files": {name: _sha256(folder / name) for name in FILES}}
     text = json.dumps({**manifest, "spec": spec.to_json()}, indent=1) + "\n"
     (folder / MANIFEST).write_text(text, encoding="utf-8")
 
@@ -113,14 +108,6 @@ def _files(spec: ImageSpec) -> list[ImageFile]:
 def _written(file: ImageFile, source: Path) -> PlacedFile:
     source.write_bytes(file.text.encode())
     return PlacedFile(source=str(source), path=file.path, mode=int(file.mode, 8))
-
-
-def _make_disk(disk: Disk, path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(disk.size_mib << 20)
-    # A clone's disk is thrown away with it, so a journal would only cost writes.
-    words = ("mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-m", "0", str(path))
-    host_programs.run_program(words, what="disk", cwd=path.parent, timeout_s=_MKE2FS_LIMIT_S)
 
 
 def _sha256(path: Path) -> str:

@@ -10,7 +10,6 @@ from etude.envserver.images.build_cache import BuildCache
 
 MANIFEST = "manifest.json"
 FILES = ("vmlinuz", "initramfs.gz", "root.sqsh")
-UPPER = "upper.ext4"
 FIRST_FILES = "workspace"
 BASE = "base.pb"
 MAX_MANIFEST_BYTES = 1 << 20
@@ -56,11 +55,6 @@ class BuiltImage:
         """Copies of these files, the smallest first, within limits."""
         folder = self.folder / FIRST_FILES
         return folder if folder.is_dir() else None
-
-    @property
-    def upper(self) -> Path | None:
-        """An empty file system for what the guest writes, where the spec wants a disk."""
-        return self.folder / UPPER if UPPER in self.files else None
 
 
 def read_image(folder: Path) -> BuiltImage:

@@ -195,7 +195,7 @@ def _progress_printer() -> Callable[[str], None]:
 
 
 def _mib(image: BuiltImage) -> float:
-    """Disk space of the image: an empty file system is mostly holes."""
+    """Disk space of the image."""
     return sum((image.folder / name).stat().st_blocks for name in image.files) / 2048
 
 

@@ -67,6 +67,9 @@ def _keep(package: str, kernel: Path, tree: Path, target: Path) -> None:
     known = {path.stem: path for path in (tree / "lib" / "modules").rglob("*.ko")}
     if missing := [name for name in MODULES if name not in known]:
         raise UserError(_no_kernel(package, f"lacks the modules {', '.join(missing)}"))
+    # The file system of the guest's disk.
+    if not any("ext4" in path.read_text() for path in tree.rglob("modules.builtin")):
+        raise UserError(_no_kernel(package, "has no ext4 built in"))
     for name in MODULES:
         shutil.copyfile(known[name], target / "modules" / f"{name}.ko")
 

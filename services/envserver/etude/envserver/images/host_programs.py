@@ -16,7 +16,6 @@ _PACKAGES = {
     "busybox": "busybox-static",
     "debootstrap": "debootstrap",
     "dpkg-deb": "dpkg",
-    "mke2fs": "e2fsprogs",
     "mksquashfs": "squashfs-tools",
     "prlimit": "util-linux",
     "skopeo": "skopeo",

@@ -17,7 +17,6 @@ from etude.envserver.images.built_image import (
     FILES,
     MANIFEST,
     MAX_MANIFEST_BYTES,
-    UPPER,
     BuiltImage,
 )
 
@@ -26,7 +25,6 @@ KIND = "fetched"
 _REFERENCE = re.compile(r"[0-9a-f]{32}")
 _CHUNK_BYTES = 16 << 20
 _MAX_FILE_BYTES = 64 << 30
-_KNOWN = frozenset({*FILES, UPPER})
 
 
 def image_reference(image: BuiltImage) -> str:
@@ -96,7 +94,7 @@ def _manifest(name: str, store: Store) -> dict[str, str]:
         raise CorruptError(f"{store.url}/{key} does not have the digest in its name")
     # The digest proves that it is the requested one, not that its content is benign.
     match json.loads(data):
-        case {"files": dict(files)} if set(FILES) <= set(files) <= _KNOWN:
+        case {"files": dict(files)} if set(files) == set(FILES):
             return {**files, MANIFEST: hashlib.sha256(data).hexdigest()}
         case _:
             raise CorruptError(f"{store.url}/{key} is not a manifest of an image")

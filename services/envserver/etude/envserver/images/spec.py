@@ -96,12 +96,6 @@ class Service(Model):
     user that is not the agent's, 1000."""
 
 
-class Disk(Model):
-    """A disk for what the guest writes; without it writes take guest memory."""
-
-    size_mib: Annotated[int, Field(ge=16, le=1 << 20)] = 4_096
-
-
 class ImageSpec(Model):
     """An image: what the guest boots, before anything of a task is in it."""
 
@@ -112,7 +106,6 @@ class ImageSpec(Model):
     """Cached one by one: a changed step repeats only itself and the following ones."""
     services: Annotated[tuple[Service, ...], Field(max_length=16)] = ()
     """Started one after the other when a VM boots, before anything of a task is in it."""
-    disk: Disk | None = None
     kernel: Package = "linux-image-cloud-amd64"
     """A Debian kernel package, or one that depends on it."""
 

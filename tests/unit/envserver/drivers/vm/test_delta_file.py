@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.envserver.drivers.vm import delta_file, sealed_files
+from etude.envserver.drivers.vm import delta_file, disk, sealed_files
 from etude.envserver.drivers.vm.errors import IntegrityError
 from etude.envserver.drivers.vm.interface import VmDelta
 
@@ -20,7 +20,9 @@ STREAM = bytes(range(256)) * 64
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("deltas") / "delta"
     stream = sealed_files.create_sealed("test", [STREAM])
-    made = VmDelta(template=TEMPLATE, is_full=False, stream=stream, changed_bytes=8192)
+    found = disk.create(path.parent, 1 << 20)
+    (path.parent / disk.DISK).rename(path.parent / disk.PARTIAL)
+    made = VmDelta(template=TEMPLATE, is_full=False, stream=stream, changed_bytes=8192, disk=found)
     delta_file.save(made, path, key=KEY)
     yield path
     made.close()
@@ -32,7 +34,8 @@ def test_a_delta_comes_back_as_it_was(saved: Path) -> None:
         assert os.read(source, 1 << 20) == STREAM
     assert (found.is_full, found.changed_bytes) == (False, 8192)
     found.close()
-    assert [path.name for path in saved.parent.iterdir()] == ["delta"]
+    kept = disk.kept_path(saved.parent, delta_file.disk_digest(saved))
+    assert {path.name for path in saved.parent.iterdir()} == {"delta", kept.name}
 
 
 @given(
@@ -81,6 +84,7 @@ def test_a_file_that_has_proved_whole_is_not_read_again_before_it_is_written_to(
 ) -> None:
     path, proven = tmp_path / "delta", delta_file.VerifiedFiles()
     path.write_bytes(saved.read_bytes())
+    disk.link_kept(saved.parent, tmp_path, delta_file.disk_digest(saved))
     delta_file.load(path, key=KEY, template=TEMPLATE, verified=proven).close()
     (tmp_path / "fork").hardlink_to(path)
     about = (tmp_path / "fork").stat()

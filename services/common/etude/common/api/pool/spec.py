@@ -124,6 +124,9 @@ class Slot(Model):
     memory_mib: Annotated[int, Field(ge=64, le=65_536)] | None = None
     """Memory of a microVM, 256 unless set; with GVisor what the files of its workspace may take;
     with Process what the processes of one command may take together, 1024 unless set."""
+    disk_mib: Annotated[int, Field(ge=64, le=1_048_576)] | None = None
+    """Disk of a microVM for what it writes over its image, in MiB: 10,240 unless set. It takes as
+    much of the host's disk as is written. GVisor and Process set no such limit and refuse it."""
     processes: Annotated[int, Field(ge=16, le=32_768)] | None = None
     """Processes and threads of one command: 512 unless set, and 64 with Process."""
     open_files: Annotated[int, Field(ge=64, le=1_048_576)] | None = None

@@ -3,6 +3,8 @@
 A VMM trusts what it restores: a forged stream could take it over. So each file carries a keyed
 BLAKE3 over its content, which is checked before a restore. The folder must not be writable by
 tenants. A file that was verified is verified again once its size or modification time changes.
+A disk of the same moment is a file of its own in the same folder, named and verified by the digest
+that the delta holds: one without the other is refused.
 """
 
 import contextlib
@@ -15,14 +17,16 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from etude.envserver.drivers.vm import disk
 from etude.envserver.drivers.vm.errors import IntegrityError
 from etude.envserver.drivers.vm.interface import VmDelta
 
 KEY_BYTES = 32
-_MAGIC = b"ETUDEVM1"
+_MAGIC = b"ETUDEVM2"
 _CODE_BYTES = 32
-_HEADER = struct.Struct(">32s?QQ")
-"""Template address, is_full, bytes of memory, bytes of stream."""
+_HEADER = struct.Struct(">32s?QQ32s")
+"""Template address, is_full, bytes of memory, bytes of stream, digest of the disk."""
+_DISK_OFFSET = _HEADER.size - disk.DIGEST_BYTES
 HEADER_BYTES = len(_MAGIC) + _CODE_BYTES + _HEADER.size
 _PART_BYTES = 8 << 20
 _MOST_PROVEN = 1024
@@ -52,10 +56,14 @@ class VerifiedFiles:
 
 
 def save(delta: VmDelta, path: Path, *, key: bytes) -> None:
-    """Write a delta atomically. Takes 1 ms a MiB: call it on a thread."""
+    """Write a delta atomically. Takes 1 ms a MiB: call it on a thread.
+
+    Its disk is the partial one in the same folder.
+    """
     size = os.fstat(delta.stream).st_size - delta.offset
     template = bytes.fromhex(delta.template)
-    header = _HEADER.pack(template, delta.is_full, delta.changed_bytes, size)
+    found = disk.keep(path.parent, delta.disk)
+    header = _HEADER.pack(template, delta.is_full, delta.changed_bytes, size, found)
     parts = _parts(delta.stream, delta.offset, size)
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -87,7 +95,7 @@ def load(
         if len(head) != HEADER_BYTES or not head.startswith(_MAGIC):
             raise IntegrityError(f"{path}: is not a delta")
         header = head[len(_MAGIC) + _CODE_BYTES :]
-        found, is_full, changed_bytes, size = _HEADER.unpack(header)
+        found, is_full, changed_bytes, size, disk_digest = _HEADER.unpack(header)
         about = os.fstat(descriptor)
         if about.st_size != HEADER_BYTES + size:
             raise IntegrityError(f"{path}: is truncated, or longer than it was")
@@ -102,6 +110,7 @@ def load(
                 verified.add(about, said)
         if found != bytes.fromhex(template):
             raise IntegrityError(f"{path}: is of template {found.hex()}, not {template}")
+        disk_file = _load_disk(path.parent, disk_digest, verified)
         opened.pop_all()
     return VmDelta(
         template=template,
@@ -110,6 +119,7 @@ def load(
         offset=HEADER_BYTES,
         changed_bytes=changed_bytes,
         digest=said.hex(),
+        disk=disk_file,
     )
 
 
@@ -120,8 +130,36 @@ def _identity(about: os.stat_result) -> tuple[int, ...]:
 
 def digest(path: Path) -> str:
     """Read the code that a file claims, in hexadecimal; load() verifies it."""
+    return _head(path)[len(_MAGIC) :][:_CODE_BYTES].hex()
+
+
+def disk_digest(path: Path) -> bytes:
+    """Read the digest of the disk that belongs to a delta, as the file claims it."""
+    return _head(path)[len(_MAGIC) + _CODE_BYTES + _DISK_OFFSET :]
+
+
+def _head(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(HEADER_BYTES)[len(_MAGIC) :][:_CODE_BYTES].hex()
+        return file.read(HEADER_BYTES)
+
+
+def _load_disk(folder: Path, wanted: bytes, verified: VerifiedFiles | None) -> int:
+    """Open and verify the disk of a delta.
+
+    Raises:
+        IntegrityError: it is missing or damaged.
+    """
+    descriptor = disk.open_kept(folder, wanted)
+    try:
+        about = os.fstat(descriptor)
+        if verified is None or not verified.is_verified(about, wanted):
+            disk.check(descriptor, wanted)
+            if verified is not None:
+                verified.add(about, wanted)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _parts(descriptor: int, offset: int, size: int) -> Iterator[bytes]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from etude.envserver.drivers.process_identity import ProcessId
+from etude.envserver.drivers.vm.disk import used_bytes
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.jail import Jail
 
@@ -66,6 +67,8 @@ class VmDelta:
     """Whether it holds all memory, where a difference is not possible."""
     stream: int
     """Immutable file."""
+    disk: int
+    """The VM's disk of that moment, immutable."""
     offset: int = 0
     """Offset of the state in the file."""
     changed_bytes: int
@@ -75,9 +78,15 @@ class VmDelta:
     digest: str = ""
     """Digest of the stored file; empty before it is stored."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it takes, with the disk."""
+        return os.fstat(self.stream).st_size - self.offset + used_bytes(self.disk)
+
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
         os.close(self.stream)
+        os.close(self.disk)
 
 
 class VmTemplate(Protocol):
@@ -102,10 +111,18 @@ class VmTemplate(Protocol):
     async def restore(self, shell: Vmm, saved: VmDelta | None) -> None:
         """Restore the template's or a saved state in an idle VMM, frozen; destroy it on failure."""
 
-    async def save(self, vm: Vmm, buffer: "PageBuffer", *, keep_running: bool) -> VmDelta:
+    async def save(
+        self, vm: Vmm, buffer: "PageBuffer", *, keep_running: bool, disk: Path
+    ) -> VmDelta:
         """Save a clone of this template; it stays frozen unless `keep_running`.
 
         The caller has brought its channel to a boundary between two frames.
+
+        Args:
+            vm: the clone.
+            buffer: a buffer for its pages.
+            keep_running: whether it goes on; a VM that does not is destroyed by the caller.
+            disk: path for its disk of that moment, on the same file system.
         """
 
     async def adopt(self, folder: Path, process: ProcessId) -> Vmm:

@@ -38,15 +38,16 @@ class TemplateCache:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def template_address(key: str, memory: int, devices: bytes) -> str:
+def template_address(key: str, memory: int, devices: bytes, disk: bytes) -> str:
     """Compute the address of a template from its content.
 
-    Pages of zeros are ignored: reading a hole of the memory allocates one.
+    Pages of zeros are ignored: reading a hole of the memory allocates one. Of its disk it has the
+    digest.
     """
     numbers, contents = blake3(), blake3()
     for offset, pages in sealed_files.nonzero_pages(memory):
         numbers.update((offset // PAGE_BYTES).to_bytes(8, "big"))
         numbers.update((len(pages) // PAGE_BYTES).to_bytes(8, "big"))
         contents.update(pages)
-    parts = (key.encode(), blake3(devices).digest(), numbers.digest(), contents.digest())
+    parts = (key.encode(), blake3(devices).digest(), numbers.digest(), contents.digest(), disk)
     return blake3(b"".join(parts)).hexdigest()

@@ -7,7 +7,12 @@ import pytest
 
 from etude.envserver.drivers.vm.firecracker.template_cache import FirecrackerTemplateCache
 
-FILES = {"memory": bytes(4096) + b"m" * 4096, "vmstate": b"devices", "root.sqsh": b"root"}
+FILES = {
+    "memory": bytes(4096) + b"m" * 4096,
+    "vmstate": b"devices",
+    "root.sqsh": b"root",
+    "disk": bytes(4096) + b"d" * 4096,
+}
 
 
 def kept(folder: Path, key: bytes = bytes(32)) -> FirecrackerTemplateCache:
@@ -40,6 +45,8 @@ def test_what_a_host_wrote_it_finds_again_and_nothing_else(folder: Path) -> None
         lambda at: (at / "seal").unlink(),
         lambda at: (at / "memory").unlink(),
         lambda at: (at / "root.sqsh").unlink(),
+        lambda at: (at / "disk").write_bytes(FILES["disk"][:-1] + b"x"),
+        lambda at: (at / "disk").unlink(),
     ],
 )
 def test_a_damaged_template_is_none(folder: Path, damage: Callable[[Path], object]) -> None:

@@ -16,7 +16,7 @@ from etude.envserver.drivers.vm.qemu.command_line import (
 )
 
 MACHINE = QemuConfig(tsc_khz=2_000_000)
-WIRING = VmmFiles(memory=3, qmp=4, agent=5, root=6)
+WIRING = VmmFiles(memory=3, qmp=4, agent=5, root=6, disk=10)
 BOOT = BootFiles(kernel=7, initramfs=8, console=9)
 
 
@@ -44,6 +44,16 @@ def test_a_larger_translation_cache_changes_nothing_else() -> None:
     assert differing == {("tcg,tb-size=32", "tcg,tb-size=64")}
 
 
+def test_a_disk_is_an_open_file_behind_the_root_in_boots_and_clones() -> None:
+    booted = machines.boot_arguments(MACHINE, WIRING, BOOT)
+    for words in (booted, machines.clone_arguments(MACHINE, WIRING)):
+        assert words[words.index("-add-fd") + 1] == "fd=10,set=1"
+        drives = [after for word, after in itertools.pairwise(words) if word == "-drive"]
+        assert [drive.partition(",")[0] for drive in drives] == ["id=d0", "id=d1"]
+        assert "readonly=on" in drives[0]
+        assert "readonly=on" not in drives[1]
+
+
 def test_a_boot_is_told_the_counters_rate() -> None:
     booted = machines.boot_arguments(MACHINE, WIRING, BOOT)
     assert "tsc_early_khz=2000000" in booted[booted.index("-append") + 1]
@@ -63,10 +73,13 @@ def test_with_kvm_the_guest_has_the_hosts_processor() -> None:
     assert booted[booted.index("-cpu") + 1] == "host"
 
 
-@pytest.mark.parametrize(("memory_mib", "tsc_khz"), [(63, 1), (1 << 21, 1), (256, 0)])
-def test_a_vm_that_cannot_be_is_refused(memory_mib: int, tsc_khz: int) -> None:
+@pytest.mark.parametrize(
+    ("memory_mib", "tsc_khz", "disk_mib"),
+    [(63, 1, 64), (1 << 21, 1, 64), (256, 0, 64), (256, 1, 63), (256, 1, 1 << 21)],
+)
+def test_a_vm_that_cannot_be_is_refused(memory_mib: int, tsc_khz: int, disk_mib: int) -> None:
     with pytest.raises(ValueError, match="must be"):
-        QemuConfig(memory_mib=memory_mib, tsc_khz=tsc_khz)
+        QemuConfig(memory_mib=memory_mib, tsc_khz=tsc_khz, disk_mib=disk_mib)
 
 
 def test_a_jailed_program_comes_last_after_limits_and_user() -> None:

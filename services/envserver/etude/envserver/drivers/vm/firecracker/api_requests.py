@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from etude.envserver.drivers.vm.disk import DEFAULT_MIB
 from etude.envserver.drivers.vm.firecracker.api_client import Body
 
 KERNEL, INITRAMFS, ROOT = "vmlinux", "initramfs.gz", "root.sqsh"
+DISK = "disk"
 MEMORY, STATE = "memory", "vmstate"
 CHANNEL = "agent.sock"
-"""File names in a VM's jail. A snapshot names root and channel by their paths."""
+"""File names in a VM's jail. A snapshot names root, disk and channel by their paths."""
 
 AGENT_PORT = 1024
 """The agent's vsock port, as in services/envserver/guest/vsock.go."""
@@ -18,7 +20,7 @@ _GUEST_CID = 3
 _WORDS = (
     "quiet panic=-1 reboot=k pci=off i8042.noaux i8042.nomux i8042.dumbkbd"
     # The VMM would write a serial console's output as fast as the guest likes.
-    " 8250.nr_uarts=0 envroot=sqsh envchannel=vsock"
+    " 8250.nr_uarts=0 envchannel=vsock"
 )
 
 
@@ -27,10 +29,16 @@ class FirecrackerConfig:
     """Configuration that all clones of a template share."""
 
     memory_mib: int = 256
+    disk_mib: int = DEFAULT_MIB
+    """Disk for what the guest writes."""
 
     @property
     def memory_bytes(self) -> int:
         return self.memory_mib << 20
+
+    @property
+    def disk_bytes(self) -> int:
+        return self.disk_mib << 20
 
 
 class PutRequest(NamedTuple):
@@ -64,9 +72,20 @@ def boot(machine: FirecrackerConfig) -> Iterator[PutRequest]:
         {
             "drive_id": "root",
             "path_on_host": f"/{ROOT}",
-            # The initramfs finds and mounts it, under a file system in memory.
+            # The initramfs finds and mounts it, under what the guest writes.
             "is_root_device": False,
             "is_read_only": True,
+        },
+    )
+    yield PutRequest(
+        "/drives/disk",
+        {
+            "drive_id": "disk",
+            "path_on_host": f"/{DISK}",
+            "is_root_device": False,
+            "is_read_only": False,
+            # A disk does not outlive its host: a guest's fsync(2) need not wait.
+            "cache_type": "Unsafe",
         },
     )
     yield PutRequest("/vsock", {"guest_cid": _GUEST_CID, "uds_path": f"/{CHANNEL}"})

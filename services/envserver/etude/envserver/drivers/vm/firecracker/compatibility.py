@@ -25,7 +25,7 @@ def compat_key(program: Path, machine: FirecrackerConfig, image: BuiltImage) -> 
     """Digest of what a snapshot depends on: driver, VMM, VM, processor, kernel, initramfs, root."""
     puts = [[path, dict(body)] for path, body in api_requests.boot(machine)]
     files = [image.files[name] for name in ("vmlinuz", "initramfs.gz", "root.sqsh")]
-    parts = ["firecracker", version(program), puts, processor_identity(), files]
+    parts = ["firecracker", version(program), puts, machine.disk_mib, processor_identity(), files]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -56,7 +56,8 @@ def command(
     cell: FirecrackerJail, machine: FirecrackerConfig, *, uid: int, gid: int, netns: str
 ) -> tuple[str, ...]:
     """Command line that starts a VMM in its jail, with the jailer's default seccomp filter."""
-    limits = (f"fsize={machine.memory_bytes + _OWN_BYTES}", f"no-file={_MAX_FILES}")
+    size = max(machine.memory_bytes + _OWN_BYTES, machine.disk_bytes)
+    limits = (f"fsize={size}", f"no-file={_MAX_FILES}")
     groups = (f"memory.max={2 * machine.memory_bytes + _OWN_BYTES}", f"pids.max={_MAX_TASKS}")
     return (
         *(str(cell.programs.jailer), "--id", cell.vm_id),

@@ -3,7 +3,9 @@
 <folder>/memory   the guest's memory, without its pages of zeros
         /vmstate  processor and devices
         /root.sqsh
-A clone has hard links to these files in its jail, or a memory of its own where it restores a delta.
+        /disk     what it has written
+A clone has hard links to these files in its jail, or a memory of its own where it restores a delta,
+and always a disk of its own.
 A delta is always against the template: Firecracker's snapshots hold the changes since the one
 before, which are merged here.
 """
@@ -14,7 +16,7 @@ import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from typing_extensions import override
@@ -25,8 +27,15 @@ from etude.envserver.drivers.process_identity import ProcessId
 from etude.envserver.drivers.vm import sealed_files, vm_record
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
 from etude.envserver.drivers.vm.errors import VmmError
-from etude.envserver.drivers.vm.firecracker import api_requests, jail, memory_files, vm
+from etude.envserver.drivers.vm.firecracker import (
+    api_requests,
+    jail,
+    jail_disks,
+    memory_files,
+    vm,
+)
 from etude.envserver.drivers.vm.firecracker.api_requests import (
+    DISK,
     MEMORY,
     ROOT,
     STATE,
@@ -133,20 +142,26 @@ class FirecrackerTemplate(VmTemplate):
             raise
 
     @override
-    async def save(self, vm: Vmm, buffer: PageBuffer, *, keep_running: bool) -> VmDelta:
+    async def save(self, vm: Vmm, buffer: PageBuffer, *, keep_running: bool, disk: Path) -> VmDelta:
         found = downcast(vm, FirecrackerVm)
         async with found.snapshot_lock:
             name = await asyncio.to_thread(self._next_diff, found)
-            began_s = time.perf_counter()
-            await found.freeze()
-            try:
-                put = api_requests.create("Diff", state=_SAVED, memory=name)
-                await found.api.put(*put, limit_s=SNAPSHOT_LIMIT_S)
-            finally:
-                if keep_running:
-                    await found.thaw()
-            pause_s = time.perf_counter() - began_s
-            return await asyncio.to_thread(self._packed, found, name, pause_s)
+            with contextlib.ExitStack() as opened:
+                began_s = time.perf_counter()
+                await found.freeze()
+                try:
+                    put = api_requests.create("Diff", state=_SAVED, memory=name)
+                    await found.api.put(*put, limit_s=SNAPSHOT_LIMIT_S)
+                    copy = (jail_disks.copy_disk, found.jail, self.machine, disk)
+                    copied = await asyncio.to_thread(*copy)
+                    opened.callback(os.close, copied)
+                finally:
+                    if keep_running:
+                        await found.thaw()
+                pause_s = time.perf_counter() - began_s
+                packed = await asyncio.to_thread(self._packed, found, name, copied)
+                opened.pop_all()
+            return replace(packed, pause_s=pause_s)
 
     @override
     async def adopt(self, folder: Path, process: ProcessId) -> FirecrackerVm:
@@ -172,6 +187,7 @@ class FirecrackerTemplate(VmTemplate):
             raise VmmError(f"the delta is of template {saved.template}, not {self.address}")
         cell = found.jail
         jail.add_file(cell, ROOT, self.folder / ROOT)
+        jail_disks.add_disk(cell, self.folder, saved)
         if saved is None:
             jail.add_file(cell, MEMORY, self.folder / MEMORY)
             jail.add_file(cell, STATE, self.folder / STATE)
@@ -196,7 +212,7 @@ class FirecrackerTemplate(VmTemplate):
                 os.close(_merge_diffs(found.jail, self.machine.memory_bytes))
             return diffs.add()
 
-    def _packed(self, found: FirecrackerVm, name: str, pause_s: float) -> VmDelta:
+    def _packed(self, found: FirecrackerVm, name: str, copied: int) -> VmDelta:
         """Encode the new and all earlier diffs as one stream.
 
         Raises:
@@ -218,7 +234,7 @@ class FirecrackerTemplate(VmTemplate):
             is_full=False,
             stream=stream,
             changed_bytes=num_bytes,
-            pause_s=pause_s,
+            disk=copied,
         )
 
 
@@ -268,6 +284,7 @@ async def boot_template(
             ROOT: image.root,
         }.items():
             await asyncio.to_thread(jail.add_file, running.jail, name, source)
+        await asyncio.to_thread(jail_disks.format_disk, running.jail, running.machine)
         for put in api_requests.boot(running.machine):
             await running.api.put(*put)
         await prepare_template(await _first_connection(running), warm_up)
@@ -283,7 +300,8 @@ async def boot_template(
 def address(key: str, folder: Path) -> str:
     """Compute the address of a template from its files."""
     with (folder / MEMORY).open("rb") as file:
-        return template_address(key, file.fileno(), (folder / STATE).read_bytes())
+        state = (folder / STATE).read_bytes()
+        return template_address(key, file.fileno(), state, jail_disks.disk_digest(folder))
 
 
 async def _check_stopped(found: FirecrackerVm) -> None:
@@ -323,6 +341,7 @@ def _copy_files(running: FirecrackerVm, image: BuiltImage, target: Path) -> None
     (target / STATE).chmod(0o444)
     shutil.copyfile(image.root, target / ROOT)
     (target / ROOT).chmod(0o444)
+    os.close(jail_disks.copy_disk(running.jail, running.machine, target / DISK))
 
 
 def _state(found: FirecrackerVm, name: str) -> bytes:

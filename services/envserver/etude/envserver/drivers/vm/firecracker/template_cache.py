@@ -18,7 +18,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from etude.envserver.drivers.vm.firecracker import template
-from etude.envserver.drivers.vm.firecracker.api_requests import MEMORY, ROOT, STATE
+from etude.envserver.drivers.vm.firecracker.api_requests import DISK, MEMORY, ROOT, STATE
 from etude.envserver.drivers.vm.template_cache import TemplateCache
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class FirecrackerTemplateCache(TemplateCache):
             yield folder
             found = template.address(compat_key, folder)
             (folder / _SEAL).write_bytes(self._code(compat_key, found))
-            for name in (MEMORY, STATE, ROOT, _SEAL):
+            for name in (MEMORY, STATE, ROOT, DISK, _SEAL):
                 _sync(folder / name)
 
     def _code(self, compat_key: str, address: str) -> bytes:

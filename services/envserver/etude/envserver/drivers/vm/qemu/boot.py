@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from etude.envserver.drivers.vm import sealed_files
+from etude.envserver.drivers.vm import disk, sealed_files
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.guest_vm import connect_agent, prepare_template
 from etude.envserver.drivers.vm.jail import Jail
@@ -102,15 +102,18 @@ async def boot(
     with contextlib.ExitStack() as opened:
         opened.callback(console.theirs.close)
         kernel, initramfs = (_open_file(opened, path) for path in (image.kernel, image.initramfs))
+        own_disk = await _new_disk(opened, machine, folder)
         root = os.open(image.root, os.O_RDONLY | os.O_CLOEXEC)
         memory = sealed_files.create(MEMORY_NAME, machine.memory_bytes)
         files = BootFiles(kernel=kernel, initramfs=initramfs, console=console.theirs.fileno())
 
         def arguments(sockets: vm.VmmSockets) -> Sequence[str]:
-            wiring = VmmFiles(memory=memory, qmp=sockets.qmp, agent=sockets.agent, root=root)
+            wiring = VmmFiles(
+                memory=memory, qmp=sockets.qmp, agent=sockets.agent, root=root, disk=own_disk
+            )
             return (PROGRAM, *machines.boot_arguments(machine, wiring, files), *SANDBOX)
 
-        inherited = (memory, root, kernel, initramfs, files.console)
+        inherited = (memory, root, kernel, initramfs, files.console, own_disk)
         try:
             started = await vm.start(
                 machine, arguments, descriptors=inherited, folder=folder, jail=jail
@@ -130,10 +133,11 @@ async def seal(booting: BootingVm) -> QemuTemplate:
         VmmError: the VMM did not write its state; the VM is gone.
     """
     machine, running = booting.vm.machine, booting.vm
-    devices = sealed_files.create("devices")
+    devices, own_disk = sealed_files.create("devices"), -1
     try:
         await running.freeze()
         await send(running, devices, leaves_memory=True)
+        own_disk = disk.open_disk(running.folder / disk.DISK)
         await running.destroy()
         # Possible only now: the VMM had mapped the memory for writing.
         sealed_files.seal(booting.memory)
@@ -141,9 +145,11 @@ async def seal(booting: BootingVm) -> QemuTemplate:
         data = _device_data(devices)
         key = compat_key(machine, booting.image)
         # On a thread: 0.1 s for 256 MiB.
-        address = await asyncio.to_thread(template_address, key, booting.memory, data)
+        address = await asyncio.to_thread(_address, key, booting.memory, data, own_disk)
     except BaseException:
         os.close(devices)
+        if own_disk >= 0:
+            os.close(own_disk)
         await booting.abandon()
         raise
     booting.console.close()
@@ -155,7 +161,12 @@ async def seal(booting: BootingVm) -> QemuTemplate:
         devices=devices,
         stream=parse_device_state(data, machine),
         root=booting.root,
+        disk=own_disk,
     )
+
+
+def _address(key: str, memory: int, devices: bytes, own_disk: int) -> str:
+    return template_address(key, memory, devices, disk.digest(own_disk))
 
 
 def _device_data(devices: int) -> bytes:
@@ -187,6 +198,12 @@ async def boot_template(
         await booting.abandon()
         raise
     return await seal(booting)
+
+
+async def _new_disk(stack: contextlib.ExitStack, machine: QemuConfig, folder: Path) -> int:
+    descriptor = await asyncio.to_thread(disk.create_formatted, folder, machine.disk_bytes)
+    stack.callback(os.close, descriptor)
+    return descriptor
 
 
 def _open_file(stack: contextlib.ExitStack, path: Path) -> int:

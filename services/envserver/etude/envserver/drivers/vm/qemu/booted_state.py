@@ -22,7 +22,9 @@ class BootedState:
     stream: TemplateStream | FormatError
     """Parsed device state, or the reason why it cannot be parsed: then deltas are full streams."""
     root: int
+    disk: int
+    """Disk of that moment, which no process writes to."""
 
     def close(self) -> None:
-        for descriptor in (self.memory, self.devices, self.root):
+        for descriptor in (self.memory, self.devices, self.root, self.disk):
             os.close(descriptor)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from etude.envserver.drivers.vm.disk import DEFAULT_MIB
+
 PROGRAM = "qemu-system-x86_64"
 TRANSLATION_MIB = 32
 """Translation cache: the default takes 480 MiB a VM; 8 MiB make a first command 4 times as slow."""
@@ -28,6 +30,8 @@ class QemuConfig:
     """Configuration that all clones of a template share."""
 
     memory_mib: int = 256
+    disk_mib: int = DEFAULT_MIB
+    """Disk for what the guest writes."""
     accelerator: Accelerator = Accelerator.TCG
     tsc_khz: int
     """Rate of the machine's time stamp counter, which the guest reads under TCG."""
@@ -35,12 +39,18 @@ class QemuConfig:
     def __post_init__(self) -> None:
         if not 64 <= self.memory_mib <= 1 << 20:
             raise ValueError(f"memory_mib must be 64 to {1 << 20}, got {self.memory_mib}")
+        if not 64 <= self.disk_mib <= 1 << 20:
+            raise ValueError(f"disk_mib must be 64 to {1 << 20}, got {self.disk_mib}")
         if self.tsc_khz < 1:
             raise ValueError(f"tsc_khz must be positive, got {self.tsc_khz}")
 
     @property
     def memory_bytes(self) -> int:
         return self.memory_mib << 20
+
+    @property
+    def disk_bytes(self) -> int:
+        return self.disk_mib << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +61,8 @@ class VmmFiles:
     qmp: int
     agent: int
     root: int
+    disk: int
+    """Open for reading and writing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +80,7 @@ def boot_arguments(machine: QemuConfig, wiring: VmmFiles, boot: BootFiles) -> tu
     words = (
         "console=ttyS0 panic=-1 reboot=t quiet"
         # Without it one boot of five hangs under TCG: "Fast TSC calibration failed".
-        f" tsc_early_khz={machine.tsc_khz} envroot=sqsh"
+        f" tsc_early_khz={machine.tsc_khz}"
     )
     if machine.accelerator is Accelerator.TCG:
         # Translated code is found again at the same address only: with random addresses each
@@ -139,6 +151,19 @@ def _devices(wiring: VmmFiles) -> tuple[str, ...]:
         *("-device", "virtio-rng-device"),
         *("-drive", f"id=d0,file={_path(wiring.root)},format=raw,if=none,readonly=on"),
         *("-device", "virtio-blk-device,drive=d0"),
+        *_disk(wiring.disk),
+    )
+
+
+def _disk(descriptor: int) -> tuple[str, ...]:
+    # Passed as an open file: the VMM's user may open no file of the host for writing. Unsafe: a
+    # disk does not outlive its host, and a guest's fsync(2) need not wait for anything.
+    drive = "id=d1,file=/dev/fdset/1,format=raw,if=none,cache=unsafe"
+    return (
+        *("-add-fd", f"fd={descriptor},set=1"),
+        *("-drive", f"{drive},auto-read-only=off,file.locking=off"),
+        # A full disk of the host is no error of the guest: the VM stops, and is ended.
+        *("-device", "virtio-blk-device,drive=d1,werror=stop,rerror=stop"),
     )
 
 

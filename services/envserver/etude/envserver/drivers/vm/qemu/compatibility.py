@@ -22,11 +22,11 @@ _VERSION_LIMIT_S = 30.0
 
 def compat_key(machine: QemuConfig, image: BuiltImage) -> str:
     """Digest of what a snapshot depends on: driver, VMM, VM, processor, kernel, initramfs, root."""
-    wiring = VmmFiles(memory=0, qmp=0, agent=0, root=0)
+    wiring = VmmFiles(memory=0, qmp=0, agent=0, root=0, disk=0)
     arguments = machines.boot_arguments(
         machine, wiring, BootFiles(kernel=0, initramfs=0, console=0)
     )
-    parts = ["qemu", qemu_version(), arguments, _processor(machine)]
+    parts = ["qemu", qemu_version(), arguments, machine.disk_mib, _processor(machine)]
     files = [image.files[name] for name in ("vmlinuz", "initramfs.gz", "root.sqsh")]
     return hashlib.sha256(json.dumps([*parts, files]).encode()).hexdigest()
 

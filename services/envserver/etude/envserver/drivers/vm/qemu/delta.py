@@ -3,9 +3,13 @@
 A delta is always against the template, so a fork of a fork is no deeper than the first clone.
 """
 
+import asyncio
+import contextlib
 import os
 import time
+from pathlib import Path
 
+from etude.envserver.drivers.vm import disk as disks
 from etude.envserver.drivers.vm import sealed_files
 from etude.envserver.drivers.vm.dirty_pages import PAGE_BYTES, PageBuffer, read_dirty_pages
 from etude.envserver.drivers.vm.errors import FormatError, VmmError
@@ -22,15 +26,17 @@ async def save_delta(
     buffer: PageBuffer,
     *,
     keep_running: bool,
+    disk: Path,
 ) -> VmDelta:
     """Save a clone. It is paused for milliseconds, or stays paused unless `keep_running`.
 
-    The caller has brought its channel to a boundary between two frames.
+    The caller has brought its channel to a boundary between two frames. A clone that goes on is
+    paused for half a second more for each GiB on its disk, unless the file system shares blocks.
 
     Raises:
         VmmError: the monitor failed.
     """
-    pause = GuestPause(vm, keep_running=keep_running)
+    pause = GuestPause(vm, keep_running=keep_running, disk=disk)
     match template.stream:
         case TemplateStream() as stream:
             return await _save_dirty_pages(pause, template, stream, buffer)
@@ -44,35 +50,55 @@ async def save_full(pause: "GuestPause", template: BootedState) -> VmDelta:
     Raises:
         VmmError: the monitor failed.
     """
-    stream = sealed_files.create("full")
-    try:
+    with contextlib.ExitStack() as opened:
+        stream = sealed_files.create("full")
+        opened.callback(os.close, stream)
         async with pause:
             await send(pause.vm, stream, leaves_memory=False)
+            saved_disk = await pause.save_disk()
+            opened.callback(os.close, saved_disk)
         sealed_files.seal(stream)
-    except BaseException:
-        os.close(stream)
-        raise
+        opened.pop_all()
     return VmDelta(
         template=template.address,
         is_full=True,
         stream=stream,
         changed_bytes=template.machine.memory_bytes,
         pause_s=pause.took_s,
+        disk=saved_disk,
     )
 
 
 class GuestPause:
-    """Pause of a guest, and the time that it took."""
+    """Pause of a guest, its disk of that moment, and the time that it took."""
 
-    def __init__(self, vm: QemuVm, *, keep_running: bool) -> None:
+    def __init__(self, vm: QemuVm, *, keep_running: bool, disk: Path) -> None:
         self.vm = vm
         self.took_s = 0.0
-        self._keep_running = keep_running
+        self._keep_running, self._disk = keep_running, disk
         self._began_s = 0.0
 
     async def __aenter__(self) -> None:
         self._began_s = time.perf_counter()
         await self.vm.freeze()
+
+    async def save_disk(self) -> int:
+        """Save the disk while the guest is paused; returns what was saved, open.
+
+        Raises:
+            CancelledError: the caller was cancelled; no file is left open.
+            VmmError: the host's disk has no room.
+        """
+        # A guest that does not go on leaves its disk to the saved state.
+        save = disks.copy if self._keep_running else disks.link
+        saving = asyncio.create_task(asyncio.to_thread(save, self.vm.folder, self._disk))
+        try:
+            return await asyncio.shield(saving)
+        except asyncio.CancelledError:
+            await asyncio.wait([saving])
+            if not saving.cancelled() and saving.exception() is None:
+                os.close(saving.result())
+            raise
 
     async def __aexit__(self, *error: object) -> None:
         if self._keep_running:
@@ -88,6 +114,7 @@ async def restore_delta(shell: QemuVm, template: BootedState, delta: VmDelta) ->
     """
     if delta.template != template.address:
         raise VmmError(f"the delta is of template {delta.template}, not {template.address}")
+    await asyncio.to_thread(disks.fill_in, shell.folder, delta.disk)
     with sealed_files.reopen(delta.stream, delta.offset) as source:
         await receive(shell, source, has_memory=delta.is_full)
 
@@ -97,18 +124,23 @@ async def _save_dirty_pages(
 ) -> VmDelta:
     async with buffer.lock:
         state = await device_state(pause.vm)
-        try:
-            async with pause:
-                await state.save()
-                # On this thread: the switch to another one takes longer than the read.
-                pages = read_dirty_pages(pause.vm.pid, template.memory, buffer)
-            saved = sealed_files.create_sealed("delta", splice(stream, state.content(), pages))
-        finally:
-            await state.close()
+        with contextlib.ExitStack() as opened:
+            try:
+                async with pause:
+                    await state.save()
+                    # On this thread: the switch to another one takes longer than the read.
+                    pages = read_dirty_pages(pause.vm.pid, template.memory, buffer)
+                    saved_disk = await pause.save_disk()
+                    opened.callback(os.close, saved_disk)
+                saved = sealed_files.create_sealed("delta", splice(stream, state.content(), pages))
+            finally:
+                await state.close()
+            opened.pop_all()
     return VmDelta(
         template=template.address,
         is_full=False,
         stream=saved,
         changed_bytes=len(pages.numbers) * PAGE_BYTES,
         pause_s=pause.took_s,
+        disk=saved_disk,
     )

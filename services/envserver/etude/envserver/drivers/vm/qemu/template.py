@@ -1,16 +1,19 @@
-"""QEMU template: boot once, keep memory and devices, make clones."""
+"""QEMU template: boot once, keep memory, devices and disk, make clones."""
 
+import asyncio
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from typing_extensions import override
 
+from etude.common.errors import crossing
 from etude.envserver.drivers.process_identity import ProcessId
-from etude.envserver.drivers.vm import sealed_files
+from etude.envserver.drivers.vm import disk, sealed_files
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
-from etude.envserver.drivers.vm.errors import FormatError
+from etude.envserver.drivers.vm.errors import FormatError, VmmError
 from etude.envserver.drivers.vm.interface import VmDelta, Vmm, VmTemplate, downcast
 from etude.envserver.drivers.vm.jail import Jail
 from etude.envserver.drivers.vm.qemu import command_line, delta, vm
@@ -34,24 +37,39 @@ MAX_DEVICE_BYTES = 16 << 20
 
 async def spawn_shell(template: BootedState, *, folder: Path, jail: Jail) -> vm.QemuVm:
     """Start a VMM that waits for the template's state or a delta of it."""
+    with new_disk(template, folder) as own_disk:
 
-    def program(sockets: vm.VmmSockets) -> Sequence[str]:
-        arguments = clone_arguments(template, sockets, translation_mib=TRANSLATION_MIB)
-        return (PROGRAM, *arguments, *SANDBOX)
+        def program(sockets: vm.VmmSockets) -> Sequence[str]:
+            arguments = clone_arguments(
+                template, sockets, own_disk, translation_mib=TRANSLATION_MIB
+            )
+            return (PROGRAM, *arguments, *SANDBOX)
 
-    return await vm.start(
-        template.machine,
-        program,
-        descriptors=(template.memory, template.root),
-        folder=folder,
-        jail=jail,
-        template=template.address,
-    )
+        return await vm.start(
+            template.machine,
+            program,
+            descriptors=(template.memory, template.root, own_disk),
+            folder=folder,
+            jail=jail,
+            template=template.address,
+        )
+
+
+@contextlib.contextmanager
+def new_disk(template: BootedState, folder: Path) -> Iterator[int]:
+    """Create the empty disk of a clone, open for its VMM."""
+    with crossing(VmmError, f"{folder}: the disk cannot be created"):
+        descriptor = disk.create(folder, template.machine.disk_bytes)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def clone_arguments(
     template: BootedState,
     sockets: vm.VmmSockets,
+    own_disk: int,
     *,
     translation_mib: int,
 ) -> Sequence[str]:
@@ -61,6 +79,7 @@ def clone_arguments(
         qmp=sockets.qmp,
         agent=sockets.agent,
         root=template.root,
+        disk=own_disk,
     )
     return command_line.clone_arguments(template.machine, files, translation_mib=translation_mib)
 
@@ -71,6 +90,7 @@ async def restore_template(shell: vm.QemuVm, template: BootedState) -> None:
     Raises:
         VmmError: the state was refused; the VMM is gone.
     """
+    await asyncio.to_thread(disk.fill_in, shell.folder, template.disk)
     with sealed_files.reopen(template.devices) as source:
         await receive(shell, source, has_memory=False)
 
@@ -96,8 +116,9 @@ class QemuTemplate(BootedState, VmTemplate):
             await delta.restore_delta(downcast(shell, QemuVm), self, saved)
 
     @override
-    async def save(self, vm: Vmm, buffer: PageBuffer, *, keep_running: bool) -> VmDelta:
-        return await delta.save_delta(downcast(vm, QemuVm), self, buffer, keep_running=keep_running)
+    async def save(self, vm: Vmm, buffer: PageBuffer, *, keep_running: bool, disk: Path) -> VmDelta:
+        found = downcast(vm, QemuVm)
+        return await delta.save_delta(found, self, buffer, keep_running=keep_running, disk=disk)
 
     @override
     async def adopt(self, folder: Path, process: ProcessId) -> vm.QemuVm:

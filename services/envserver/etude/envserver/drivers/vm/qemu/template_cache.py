@@ -2,9 +2,10 @@
 
 templates/<compat_key>/state     keyed digest, address, device state
                       /memory    the non-zero pages of the guest's memory
+                      /disk      what it has written
 
-A VMM trusts both files, so neither is used before it is verified: the state by its keyed BLAKE3,
-the memory by the address in the state. While a VM of the template still runs, its memory is taken
+A VMM trusts the files, so none is used before it is verified: the state by its keyed BLAKE3, memory
+and disk by the address in the state. While a VM of the template still runs, its memory is taken
 from there: it is shared with the VM, and deltas of it stay possible.
 """
 
@@ -20,7 +21,7 @@ from typing import BinaryIO, NamedTuple
 
 from blake3 import blake3
 
-from etude.envserver.drivers.vm import sealed_files
+from etude.envserver.drivers.vm import disk, sealed_files
 from etude.envserver.drivers.vm.errors import IntegrityError
 from etude.envserver.drivers.vm.qemu.command_line import QemuConfig
 from etude.envserver.drivers.vm.qemu.compatibility import compat_key
@@ -56,6 +57,13 @@ class _CachedState(NamedTuple):
 
     address: str
     devices: bytes
+    disk_digest: bytes
+    """Of the disk that lies with it."""
+
+    def is_of(self, key: str, memory: int) -> bool:
+        """Tell whether this memory belongs to it, and its disk too."""
+        found = template_address(key, memory, self.devices, self.disk_digest)
+        return found == self.address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +77,7 @@ class QemuTemplateCache(TemplateCache):
                 for offset, part in sealed_files.nonzero_pages(template.memory):
                     file.write(_SEGMENT.pack(offset, len(part)))
                     file.write(part)
+            os.close(disk.copy_open(template.disk, folder / disk.DISK))
             body = bytes.fromhex(template.address) + sealed_files.read_all(template.devices)
             code = blake3(template.compat_key.encode() + body, key=self.key).digest()
             (folder / _STATE).write_bytes(_MAGIC + code + body)
@@ -79,16 +88,20 @@ class QemuTemplateCache(TemplateCache):
         """Find and verify the template of an image for a VM. Call it on a thread."""
         key = compat_key(machine, image)
         folder = self.folder_of(key)
-        try:
-            state = self._state(folder, key)
-            memory = _shared_memory(lenders.get(state.address, ()), state, machine, key)
-            if memory is None:
-                memory = _load_memory(folder / _MEMORY, state, machine, key)
-        except FileNotFoundError:
-            return None
-        except IntegrityError as error:
-            log.warning("template is booted again: %s", error)
-            return None
+        with contextlib.ExitStack() as opened:
+            try:
+                own_disk = disk.open_disk(folder / disk.DISK)
+                opened.callback(os.close, own_disk)
+                state = self._state(folder, key, own_disk)
+                memory = _shared_memory(lenders.get(state.address, ()), state, machine, key)
+                if memory is None:
+                    memory = _load_memory(folder / _MEMORY, state, machine, key)
+            except FileNotFoundError:
+                return None
+            except IntegrityError as error:
+                log.warning("template is booted again: %s", error)
+                return None
+            opened.pop_all()
         return QemuTemplate(
             address=state.address,
             compat_key=key,
@@ -97,9 +110,10 @@ class QemuTemplateCache(TemplateCache):
             devices=sealed_files.create_sealed("devices", [state.devices]),
             stream=parse_device_state(state.devices, machine),
             root=os.open(image.root, os.O_RDONLY | os.O_CLOEXEC),
+            disk=own_disk,
         )
 
-    def _state(self, folder: Path, key: str) -> _CachedState:
+    def _state(self, folder: Path, key: str, own_disk: int) -> _CachedState:
         """Load the state without the memory.
 
         Raises:
@@ -111,7 +125,8 @@ class QemuTemplateCache(TemplateCache):
         wanted = blake3(key.encode() + body, key=self.key).digest()
         if not data.startswith(_MAGIC) or not hmac.compare_digest(code, wanted):
             raise IntegrityError(f"{folder / _STATE}: was not written by this host")
-        return _CachedState(body[:_ADDRESS_BYTES].hex(), body[_ADDRESS_BYTES:])
+        found = disk.digest(own_disk)
+        return _CachedState(body[:_ADDRESS_BYTES].hex(), body[_ADDRESS_BYTES:], found)
 
 
 def _shared_memory(
@@ -121,10 +136,7 @@ def _shared_memory(
     for pid in lenders[:_MAX_SHARERS]:
         for memory in _open_memories(pid, machine):
             # Sealed, so it cannot change after the check, whatever its source.
-            if (
-                sealed_files.is_sealed(memory)
-                and template_address(key, memory, state.devices) == state.address
-            ):
+            if sealed_files.is_sealed(memory) and state.is_of(key, memory):
                 return memory
             os.close(memory)
     return None
@@ -154,13 +166,13 @@ def _load_memory(path: Path, state: _CachedState, machine: QemuConfig, key: str)
             for offset, part in _segments(file, machine.memory_bytes, path):
                 os.pwrite(memory, part, offset)
             sealed_files.seal(memory)
-            found = template_address(key, memory, state.devices)
+            is_whole = state.is_of(key, memory)
         except BaseException:
             os.close(memory)
             raise
-    if found != state.address:
+    if not is_whole:
         os.close(memory)
-        raise IntegrityError(f"{path}: is damaged")
+        raise IntegrityError(f"{path}: it or its disk is damaged")
     return memory
 
 

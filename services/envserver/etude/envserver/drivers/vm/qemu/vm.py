@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import ctypes
+import logging
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +25,7 @@ from etude.envserver.drivers.vm.qemu.command_line import (
     PROGRAM,
     QemuConfig,
 )
-from etude.envserver.drivers.vm.qemu.qmp import QmpClient
+from etude.envserver.drivers.vm.qemu.qmp import Event, QmpClient
 from etude.envserver.drivers.vm.vmm_process import (
     VmmProcess,
     is_paused,
@@ -35,6 +37,9 @@ from etude.envserver.drivers.vm.vmm_process import (
 _SET, _GET = 41, 42
 """PR_SET_THP_DISABLE and PR_GET_THP_DISABLE of prctl(2)."""
 
+_EVENT_CHARACTERS = 500
+
+log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -66,6 +71,7 @@ class QemuVm(VmmProcess):
             VmmError: the VMM has ended; the message has its last output.
         """
         self._qmp = QmpClient(_dial(self.folder, "qmp"), str(self.pid))
+        self._qmp.expect(_is_disk_error).add_done_callback(self._end_without_disk)
         try:
             await self._qmp.greet()
         except VmmError as error:
@@ -112,6 +118,18 @@ class QemuVm(VmmProcess):
         await VmmProcess.kill(self)
         await self.disconnect()
 
+    def _end_without_disk(self, failed: "asyncio.Future[Event]") -> None:
+        """End a VM that cannot write to its disk: the host's is full, and the guest is stopped."""
+        if failed.cancelled() or failed.exception() is not None or self.exited.done():
+            return  # the connection has ended before
+        log.error(
+            "VM %d is ended, the host's disk failed: %s",
+            self.pid,
+            str(failed.result())[:_EVENT_CHARACTERS],
+        )
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
     async def with_last_output(self, error: VmmError) -> VmmError:
         """Add the VMM's last output to an error, if it has ended."""
         await asyncio.wait([self.exited], timeout=1.0)
@@ -120,6 +138,10 @@ class QemuVm(VmmProcess):
         code = self.exited.result()
         ended = "the VMM ended" if code is None else f"the VMM ended with {code}"
         return VmmError(f"{ended}: {last_output(self.folder) or error}")
+
+
+def _is_disk_error(event: Event) -> bool:
+    return event.get("event") == "BLOCK_IO_ERROR"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +185,7 @@ async def start(  # noqa: PLR0913 - what it starts is five things
             command = own.command(
                 program(sockets),
                 memory_bytes=machine.memory_bytes,
-                file_bytes=2 * machine.memory_bytes,
+                file_bytes=max(2 * machine.memory_bytes, machine.disk_bytes),
                 inherited=inherited,
             )
             process = _start_process(command, inherited, folder, mark)

@@ -5,7 +5,6 @@ before the next VMM's guest gets a call.
 """
 
 import asyncio
-import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,6 +20,7 @@ from etude.envserver import metrics
 from etude.envserver.drivers.base import SandboxStart
 from etude.envserver.drivers.running_jobs import RunningJobs
 from etude.envserver.drivers.vm import delta_file, guest_vm, vm_record
+from etude.envserver.drivers.vm import disk as disks
 from etude.envserver.drivers.vm.delta_file import VerifiedFiles
 from etude.envserver.drivers.vm.dirty_pages import PageBuffer
 from etude.envserver.drivers.vm.errors import VmmError
@@ -142,16 +142,16 @@ class LeaseVm(SuspendableVm):
         # After the answer the channel is at a frame boundary.
         if not await guest.channel.ping(timeout_s=_PING_LIMIT_S):
             raise VmmError(f"guest of VM {guest.vm.pid} does not answer")
+        disk = path.parent / disks.PARTIAL
         try:
-            saved = await base.save(guest.vm, self._store.buffer, keep_running=True)
+            saved = await base.save(guest.vm, self._store.buffer, keep_running=True, disk=disk)
         finally:
             if not guest.vm.keeps_channel:  # whether it was written or not
                 self._continue_with(await guest_vm.reconnect_guest(guest))
         try:
             metrics.pause_seconds.observe(saved.pause_s)
-            size = os.fstat(saved.stream).st_size
-            if size > max_bytes:
-                raise TooLargeError(f"the VM has {size} bytes of changes")
+            if saved.num_bytes > max_bytes:
+                raise TooLargeError(f"the VM has {saved.num_bytes} bytes of changes")
             await _run_to_end(partial(delta_file.save, saved, path, key=self._store.key))
         finally:
             saved.close()
@@ -163,7 +163,8 @@ class LeaseVm(SuspendableVm):
             # If it cannot be written, it continues and is connected again.
             await guest.channel.close()
             guest = self._guest = replace(guest, is_connected=False)
-        saved = await base.save(guest.vm, self._store.buffer, keep_running=False)
+        disk = self._lease / disks.PARTIAL
+        saved = await base.save(guest.vm, self._store.buffer, keep_running=False, disk=disk)
         path = self._lease / f"asleep.{self.generation}"
         try:
             await _run_to_end(partial(delta_file.save, saved, path, key=self._store.key))
@@ -195,6 +196,7 @@ class LeaseVm(SuspendableVm):
         try:
             await self.record_use()
             path.unlink()
+            disks.remove_kept(self._lease)
         except BaseException:
             self._guest = None
             await started.guest.destroy()
@@ -285,6 +287,7 @@ class VmContext:
             # No call has come since its suspend, if there was one.
             if path is not None:
                 path.unlink()
+                disks.remove_kept(self.lease)
             if guest.is_connected:
                 self.run_slots.take_now()
             return self._auto_suspending(guest)

@@ -1,7 +1,7 @@
 """Snapshots of leases' VMs, and leases that start from a snapshot.
 
-A snapshot has the format of a suspended VM: a file from which the VM is restored at the next call.
-So a fork is a hard link to the file, and costs nothing until then.
+A snapshot has the format of a suspended VM: a file from which the VM is restored at the next call,
+and its disk next to it. So a fork is two hard links, and costs nothing until then.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from etude.envserver.drivers import folder_snapshots
 from etude.envserver.drivers.base import SavedSandbox
-from etude.envserver.drivers.vm import delta_file
+from etude.envserver.drivers.vm import delta_file, disk
 from etude.envserver.drivers.vm.errors import IntegrityError
 from etude.envserver.drivers.vm.suspend.auto_suspend import AutoSuspendingVm
 from etude.envserver.drivers.vm.suspend.idle_policy import PowerState
@@ -31,11 +31,12 @@ async def save(
     """
     path, sleeps = target / DELTA, suspended_file(lease)
     if guest.state is PowerState.SAVED and sleeps is not None:
-        os.link(sleeps, path)
+        await asyncio.to_thread(_link, sleeps, path)
     else:
         async with guest.keep_running():
             await guest.vm.copy(path, max_bytes=limits.max_bytes)
-    main = SavedSandbox(num_bytes=path.stat().st_size, digest=delta_file.digest(path))
+    num_bytes = path.stat().st_size + _disk_bytes(path)
+    main = SavedSandbox(num_bytes=num_bytes, digest=delta_file.digest(path))
     return await asyncio.to_thread(folder_snapshots.save_notes, main, lease, target, limits)
 
 
@@ -60,10 +61,22 @@ def prepare(source: Path, saved: SavedSandbox, lease: Path) -> None:
     folder_snapshots.prepare_notes(source, lease, saved)
     partial = lease / _PARTIAL
     partial.unlink(missing_ok=True)
-    os.link(source / DELTA, partial)
+    _link(source / DELTA, partial)
 
 
 def activate(lease: Path, generation: int) -> None:
     """Make the prepared VM the lease's, suspended."""
-    present = suspended_file(lease)
-    (lease / _PARTIAL).rename(present or lease / f"asleep.{generation}")
+    target = suspended_file(lease) or lease / f"asleep.{generation}"
+    (lease / _PARTIAL).rename(target)
+    disk.remove_kept(lease, but=delta_file.disk_digest(target))
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a saved VM, memory and disk, a second name in another folder."""
+    disk.link_kept(source.parent, target.parent, delta_file.disk_digest(source))
+    os.link(source, target)
+
+
+def _disk_bytes(path: Path) -> int:
+    """Bytes that the disk of a saved VM takes."""
+    return 512 * disk.kept_path(path.parent, delta_file.disk_digest(path)).stat().st_blocks

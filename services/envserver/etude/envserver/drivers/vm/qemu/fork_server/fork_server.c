@@ -5,9 +5,10 @@
  * stack, where it returns from the handler as if nothing had happened.
  *
  * Orders come over a socket that the node made, with what a child has of its own: the sockets of its
- * monitor and of its guest's agent, a file for its last words, its folder's name. Covered: a process
- * whose threads wait, whose files are sockets, eventfds, a signalfd, and files that nobody writes.
- * Not covered: epoll, io_uring, KVM, disks, threads that are not held within three seconds.
+ * monitor and of its guest's agent, a file for its last words, a copy of its disk, its folder's
+ * name. Covered: a process whose threads wait, whose files are sockets, eventfds, a signalfd,
+ * one disk that is not written to meanwhile, and files that nobody writes.
+ * Not covered: epoll, io_uring, KVM, more disks, threads that are not held within three seconds.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -29,6 +30,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -56,12 +58,13 @@ struct thread {
 
 static struct {
     int control, qmp, agent;
+    struct stat disk;
     char *mark;
     size_t mark_room;
     struct thread threads[MOST_THREADS];
     _Atomic int num_claimed, num_held, gate, is_over;
     long outcome;
-    int files[3];
+    int files[4];
     char name[NAME_BYTES];
 } state = {.control = -1};
 
@@ -171,6 +174,12 @@ static int is_moved(long from, int to, int flags) {
     return is_done;
 }
 
+/* is_disk tells whether a file is the disk that the parent writes to. */
+static int is_disk(int file) {
+    struct stat found;
+    return CALL(SYS_fstat, file, &found, 0, 0, 0) == 0 && found.st_dev == state.disk.st_dev && found.st_ino == state.disk.st_ino;
+}
+
 /* has_own_files replaces what the child must not share with its parent. */
 static int has_own_files(void) {
     int is_done = is_moved(state.files[0], state.qmp, O_CLOEXEC);
@@ -179,11 +188,14 @@ static int has_own_files(void) {
     CALL(SYS_close, state.control, 0, 0, 0, 0);
     for (int file = STDERR_FILENO + 1; file < MOST_FILES; file++) {
         long count = count_of(file);
+        if (is_disk(file))
+            is_done &= CALL(SYS_dup3, state.files[3], file, O_CLOEXEC, 0, 0) >= 0;
         if (count >= 0) {
             long fresh = CALL(SYS_eventfd2, count, EFD_CLOEXEC | EFD_NONBLOCK, 0, 0, 0);
             is_done &= is_moved(fresh, file, O_CLOEXEC);
         }
     }
+    CALL(SYS_close, state.files[3], 0, 0, 0, 0);
     return is_done;
 }
 
@@ -278,7 +290,7 @@ static long forked(int own) {
     return state.outcome;
 }
 
-/* receive takes one order: three files and a name. 0 when the node has gone, less when it is none. */
+/* receive takes one order: four files and a name. 0 when the node has gone, less when it is none. */
 static int receive(void) {
     union {
         char bytes[CMSG_SPACE(sizeof state.files)];
@@ -305,7 +317,7 @@ static void *serve(void *unused) {
     for (int outcome; (outcome = receive()) != 0;) {
         if (outcome > 0)
             outcome = (int)forked(own);
-        for (int i = 0; outcome != -EINVAL && i < 3; i++)
+        for (int i = 0; outcome != -EINVAL && i < 4; i++)
             close(state.files[i]);
         if (send(state.control, &outcome, sizeof outcome, MSG_NOSIGNAL) < 0)
             break;
@@ -353,8 +365,9 @@ __attribute__((constructor)) static void begin(void) {
     const char *given = getenv("ETUDE_FORK");
     if (!given)
         return;
-    int count = sscanf(given, "%d %d %d", &state.control, &state.qmp, &state.agent);
-    check(count == 3, "ETUDE_FORK is not three numbers");
+    int disk, count = sscanf(given, "%d %d %d %d", &state.control, &state.qmp, &state.agent, &disk);
+    check(count == 4, "ETUDE_FORK is not four numbers");
+    check(fstat(disk, &state.disk) == 0, "its disk is not open");
     state.mark = getenv("ETUDE_MACHINE");
     state.mark_room = state.mark ? strlen(state.mark) : 0;
     check(state.mark_room > 1 && state.mark_room <= NAME_BYTES, "no room for a child's name");

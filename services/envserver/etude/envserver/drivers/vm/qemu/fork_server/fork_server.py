@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.envserver.drivers.process_identity import mark_value
-from etude.envserver.drivers.vm import guest_vm
+from etude.envserver.drivers.vm import disk, guest_vm
 from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.interface import VmDelta
 from etude.envserver.drivers.vm.jail import Jail
@@ -115,8 +115,13 @@ class ForkServer:
             (folder / "stderr").open("wb") as words,
             vm.listening(folder, "qmp") as qmp,
             vm.listening(folder, "agent") as agent,
+            contextlib.ExitStack() as opened,
         ):
             files = [qmp.fileno(), agent.fileno(), words.fileno()]
+            # The server does not run, so its disk is that of the moment that is forked.
+            own_disk = await asyncio.to_thread(disk.copy, self.vm.folder, folder / disk.DISK)
+            opened.callback(os.close, own_disk)
+            files.append(own_disk)
             try:
                 socket.send_fds(self._control, [os.fsencode(mark_value(folder))], files)
                 async with asyncio.timeout(_FORK_LIMIT_S):
@@ -165,24 +170,28 @@ async def start_fork_server(
 async def _start_vmm(
     base: QemuTemplate, library: int, control: int, folder: Path, jail: Jail
 ) -> QemuVm:
-    def program(sockets: vm.VmmSockets) -> Sequence[str]:
-        arguments = template.clone_arguments(base, sockets, translation_mib=_TRANSLATION_MIB)
-        return (
-            # env(1) sets the preload for QEMU alone, not for programs before it.
-            *("/usr/bin/env", f"LD_PRELOAD=/proc/self/fd/{library}"),
-            f"ETUDE_FORK={control} {sockets.qmp} {sockets.agent}",
-            *(PROGRAM, *arguments, *_SANDBOX),
-        )
+    with template.new_disk(base, folder) as own_disk:
 
-    return await vm.start(
-        base.machine,
-        program,
-        descriptors=(base.memory, base.root, library, control),
-        folder=folder,
-        jail=jail,
-        template=base.address,
-        mark_bytes=_MARK_BYTES,
-    )
+        def program(sockets: vm.VmmSockets) -> Sequence[str]:
+            arguments = template.clone_arguments(
+                base, sockets, own_disk, translation_mib=_TRANSLATION_MIB
+            )
+            return (
+                # env(1) sets the preload for QEMU alone, not for programs before it.
+                *("/usr/bin/env", f"LD_PRELOAD=/proc/self/fd/{library}"),
+                f"ETUDE_FORK={control} {sockets.qmp} {sockets.agent} {own_disk}",
+                *(PROGRAM, *arguments, *_SANDBOX),
+            )
+
+        return await vm.start(
+            base.machine,
+            program,
+            descriptors=(base.memory, base.root, library, control, own_disk),
+            folder=folder,
+            jail=jail,
+            template=base.address,
+            mark_bytes=_MARK_BYTES,
+        )
 
 
 async def _check_loaded(shell: QemuVm, library: Path) -> None:
