@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from typing_extensions import override
@@ -152,8 +153,8 @@ class FirecrackerTemplate(VmTemplate):
                 try:
                     put = api_requests.create("Diff", state=_SAVED, memory=name)
                     await found.api.put(*put, limit_s=SNAPSHOT_LIMIT_S)
-                    copy = (jail_disks.copy_disk, found.jail, self.machine, disk)
-                    copied = await asyncio.to_thread(*copy)
+                    copy = partial(jail_disks.copy_disk, found.jail, self.machine, disk)
+                    copied = await asyncio.to_thread(copy)
                     opened.callback(os.close, copied)
                 finally:
                     if keep_running:
