@@ -137,7 +137,7 @@ EXAMPLES = {
         "etude tasks mine ~/src/shop --out mined",
         "etude tasks mine ~/src/shop --out mined --with .deps --tasks 100 --jobs 4",
     ),
-    "tasks audit": ("etude tasks audit examples/tasks", "etude tasks audit mine --json"),
+    "tasks audit": ("etude tasks audit examples/tasks", "etude tasks audit mine --images"),
     "tasks lint": ("etude tasks lint examples/tasks", "etude tasks lint mine --json"),
     "import swebench": (
         "etude tasks import swebench rows.jsonl --repositories mirrors --out mine",

@@ -25,6 +25,9 @@ from etude.cli.verbs.weights import find_source_model
 from etude.common.errors import Problem, UserError
 
 _SLOT = "Fields of a pool's slot for each sandbox, as memoryMib=4096,processes=512."
+_Credentials = Annotated[
+    Path | None, typer.Option(help="File in the format of Docker's config.json, of registries.")
+]
 app = typer.Typer(no_args_is_help=True, help="Make, look at and verify tasks.")
 
 
@@ -121,11 +124,17 @@ def audit(
     clean: Annotated[
         bool, typer.Option("--clean", help="First remove caches, histories and old commits.")
     ] = False,
+    images: Annotated[
+        bool, typer.Option("--images", help="Read every layer of the images by digest, too.")
+    ] = False,
+    credentials: _Credentials = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per task.")] = False,
 ) -> None:
     """Find flaws by which a policy earns without work, in eight classes; nothing is run."""
     words = [str(folder), "--limit", str(limit)]
-    words += [name for name, given in (("--clean", clean), ("--json", as_json)) if given]
+    flags = (("--clean", clean), ("--images", images), ("--json", as_json))
+    words += [name for name, given in flags if given]
+    words += ["--credentials", str(credentials)] if credentials else []
     _run("etude.envserver.tasks.audit", *words)
 
 
@@ -258,9 +267,6 @@ imports = typer.Typer(no_args_is_help=True, help="Turn published tasks into task
 app.add_typer(imports, name="import")
 
 _OUT = typer.Option(help="Folder of the new tasks.")
-_Credentials = Annotated[
-    Path | None, typer.Option(help="File in the format of Docker's config.json, of registries.")
-]
 
 
 @imports.command(epilog=epilog("import harbor"))

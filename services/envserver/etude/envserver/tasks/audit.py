@@ -1,9 +1,10 @@
 """Audit of tasks: static search for eight classes of flaws by which a policy earns without work.
 
-python -m etude.envserver.tasks.audit TASK_OR_FOLDER [--limit N] [--json]
+python -m etude.envserver.tasks.audit TASK_OR_FOLDER [--limit N] [--json] [--images]
 
-Nothing of a task is run: its files are read as text. `etude tasks lint` looks further for shipped
-answers, inside a sandbox, and `etude tasks verify` proves what a task accepts.
+Nothing of a task is run: its files are read as text, and with --images every layer of the image
+that it names by digest. `etude tasks lint` looks further for shipped answers, inside a sandbox, and
+`etude tasks verify` proves what a task accepts.
 """
 
 import argparse
@@ -22,9 +23,11 @@ from etude.common.harbor import task as harbor_task
 from etude.common.harbor.grading_repairs import GUARD_FOLDER, TEST_PATHS, repair_grading
 from etude.common.harbor.task import HarborTask
 from etude.envserver import exit_codes
+from etude.envserver.images.pull.registry_access import RegistryAccess
 from etude.envserver.storage import hygiene
 from etude.envserver.storage.trees import File
 from etude.envserver.tasks import hidden_content, runner
+from etude.envserver.tasks.image_audit import ImageAuditor, TaskImageLeaks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +120,8 @@ _REWARD = re.compile(r"reward\.(?:txt|json)")
 _CHECKS = re.compile(r"\bassert|\braise\b|\.assert\w+\(|sys\.exit|\bexpect\(|t\.(?:Error|Fatal)")
 
 
-def audit_task(folder: Path) -> AuditResult:
-    """Audit the task in a folder; one that cannot be read has the flaw `unreadable`."""
+def audit_task(folder: Path, images: TaskImageLeaks | None = None) -> AuditResult:
+    """Audit the task in a folder, and its image; one that cannot be read has `unreadable`."""
     try:
         task = harbor_task.read_task(folder)
         files = harbor_task.read_files(task.environment)
@@ -131,6 +134,7 @@ def audit_task(folder: Path) -> AuditResult:
         *_shipped(task, files, tests, solution),
         *_verdict(task, tests),
         *_rights(task),
+        *(_in_image(task, images) if images is not None else ()),
     ]
     return AuditResult(task_id=task.task_id, flaws=tuple(found))
 
@@ -208,6 +212,12 @@ def _rights(task: HarborTask) -> Iterator[Flaw]:
             yield Flaw(rule="broad-rights", where="task.toml", what=what, fix="name single files")
 
 
+def _in_image(task: HarborTask, images: TaskImageLeaks) -> Iterator[Flaw]:
+    fix = "build the image without it: what a later layer removes is still in the image"
+    for leak in images.take(task):
+        yield Flaw(rule="shipped-answer", where=leak.where, what=leak.what, fix=fix)
+
+
 def clean_task(folder: Path) -> int:
     """Remove leftovers from a task's first files, and all commits but one; returns their number.
 
@@ -242,17 +252,21 @@ def _print_result(result: AuditResult, *, as_json: bool) -> None:
 
 
 def audit_tasks(
-    folders: Sequence[Path], say: Callable[[AuditResult], None] = lambda _: None
+    folders: Sequence[Path],
+    say: Callable[[AuditResult], None] = lambda _: None,
+    images: ImageAuditor | None = None,
 ) -> list[AuditResult]:
     """Audit the tasks in these folders, in order.
 
     Args:
         folders: of tasks.
         say: called with each result.
+        images: looks into the images of the tasks, if given.
     """
     found = list[AuditResult]()
+    leaks = None if images is None else TaskImageLeaks.of_tasks(images, folders)
     for folder in folders:
-        found.append(audit_task(folder))
+        found.append(audit_task(folder, leaks))
         say(found[-1])
     return found
 
@@ -264,7 +278,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--limit", type=int, default=0, help="at most this many; 0 means all")
     parser.add_argument("--json", action="store_true", help="one JSON object per task")
     parser.add_argument("--clean", action="store_true", help="first remove leftovers and commits")
+    parser.add_argument("--images", action="store_true", help="also the layers of their images")
+    parser.add_argument("--credentials", type=Path, help="of registries, as Docker writes them")
     given = parser.parse_args(arguments)
+    registries = RegistryAccess(credentials=given.credentials)
+    images = ImageAuditor(registries=registries) if given.images else None
     try:
         folders = runner.chosen_folders(given.folder, given.limit)
     except UserError as error:
@@ -272,7 +290,7 @@ def main(arguments: Sequence[str]) -> int:
     cleaned = sum(map(clean_task, folders)) if given.clean else 0
     if given.clean and not given.json:
         sys.stdout.write(f"{cleaned} files removed\n")
-    found = audit_tasks(folders, lambda result: _print_result(result, as_json=given.json))
+    found = audit_tasks(folders, lambda result: _print_result(result, as_json=given.json), images)
     sound = sum(not result.flaws for result in found)
     if not given.json:
         sys.stdout.write(f"{sound} of {len(found)} tasks have no known flaw\n")

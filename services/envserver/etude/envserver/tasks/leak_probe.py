@@ -48,7 +48,7 @@ class LeakProbe:
         self._hashes: dict[str, str] = units["hashes"]
         self._keeps_history: bool = units["keeps_history"]
         self._units = [
-            (unit, {line.encode() for line in unit["lines"]}, set(unit["exempt"]))
+            (unit, {line.encode() for line in unit["lines"]}, set(unit["exempt"]), _hints(unit))
             for unit in units["units"]
         ]
 
@@ -67,20 +67,29 @@ class LeakProbe:
                 return text
             self.findings.pop()
 
-    def content(self, where: str, data: bytes) -> None:
-        """Compare one file or object with what has to stay hidden."""
+    def compare_digest(self, where: str, digest: str) -> None:
+        """Compare the SHA-256 of one file or object with those of hidden files."""
         self.scanned += 1
-        digest = hashlib.sha256(data).hexdigest()
         if digest in self._hashes:
             name = self._hashes[digest]
             self.add("hidden-file", where, f"is {name}, which the agent must not see")
+
+    def content(self, where: str, data: bytes) -> None:
+        """Compare one file or object with what has to stay hidden."""
+        digest = hashlib.sha256(data).hexdigest()
+        self.compare_digest(where, digest)
         # A patch begins its lines with a sign; JSON spells line ends and quotes with a backslash.
         plain = data.replace(b"\\n", b"\n").replace(b'\\"', b'"') if b"\\n" in data else data
-        rows = [line.strip() for text in (data, plain) for line in text.split(b"\n")]
+        near = [
+            each
+            for each in self._units
+            if digest not in each[2] and any(hint in data or hint in plain for hint in each[3])
+        ]
+        rows = [line.strip() for text in (data, plain) for line in text.split(b"\n") if near]
         lines = {*rows, *(row[1:].strip() for row in rows if row.startswith(b"+"))}
-        for unit, wanted, exempt in self._units:
+        for unit, wanted, _, _ in near:
             hits = wanted & lines
-            if digest not in exempt and len(hits) >= unit["needed"]:
+            if len(hits) >= unit["needed"]:
                 example = min(hits).decode(errors="replace")
                 what = f"has {len(hits)} of {len(wanted)} lines of {unit['name']}: {example!r}"
                 self.add(unit["rule"], where, what)
@@ -142,6 +151,12 @@ class LeakProbe:
             self.add("stray-objects", where, f"git fsck says: {line}")
         for name, data in git.objects():
             self.content(f"{where}: object {name}", data)
+
+
+def _hints(unit: dict[str, Any]) -> list[bytes]:
+    """Lines of a unit, one of which is in whatever holds enough of them; the longest are rare."""
+    ordered = sorted((line.encode() for line in unit["lines"]), key=len, reverse=True)
+    return ordered[: len(ordered) - unit["needed"] + 1]
 
 
 class GitRepository:
