@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit bench-branches bench-repos bench-toolchains bench-hacks bench-images bench-groups bench-scale bench-lending test-privacy search-model bench-search system-deps buf
+.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit bench-branches bench-repos bench-toolchains bench-hacks bench-images bench-groups bench-tasks bench-scale bench-lending test-privacy search-model bench-search system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -144,7 +144,7 @@ chart-readme: $(READY) ## regenerate the chart's README from its values (needs G
 # have targets of their own.
 # The demo comes first: others replay the run that it makes.
 bench: $(READY) ## one table of ratios per claim, but for those of the bench-… targets
-	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/learner.py bench/trl_comparison.py bench/weights.py bench/env.py bench/operator_scale.py bench/ledger.py bench/repos.py bench/task_images.py bench/hacks.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
+	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/learner.py bench/trl_comparison.py bench/weights.py bench/env.py bench/operator_scale.py bench/ledger.py bench/repos.py bench/task_images.py bench/task_stream.py bench/hacks.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
 
 bench-env: $(READY) ## environments against their goals: starts, forks, density, bursts, placements (QEMU, Go, root, idle)
 	$(RUN) python hack/guest.py
@@ -183,6 +183,9 @@ bench-toolchains: $(READY) ## Node, Java, Go and Rust in guests, 2 GB of build o
 
 bench-images: $(READY) ## 200 images on a disk for 40: hits, evictions, time to the first tool call: bench/out/images.json (gVisor, QEMU, root, half an hour)
 	$(RUN) python bench/task_images.py
+
+bench-tasks: $(READY) ## a set of 10,000 rows: import, audit and start of a run against a tenth of it: bench/out/task_stream.json (minutes)
+	$(RUN) python bench/task_stream.py
 
 bench-groups: $(READY) ## one set-up and 16 forks against 16 set-ups: bench/out/groups.json (gVisor, QEMU, root, minutes)
 	$(RUN) python bench/groups.py

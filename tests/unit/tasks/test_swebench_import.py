@@ -74,14 +74,18 @@ def test_a_mirror_may_be_a_repository_or_a_bundle(
     assert imported(tmp_path, tmp_path / "out", row) == 0
 
 
-def test_a_row_names_the_benchmarks_own_image(
+def test_a_row_with_an_image_of_its_own_leaves_the_repository_there(
     made: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     folder, row = made
     image = f"docker.io/swebench/sweb.eval.x86_64.{{instance}}@sha256:{'0' * 64}"
-    assert imported(folder, tmp_path / "out", row, more=("--pin", "--image", image)) == 0
+    more = ("--pin", "--image", image)
+    assert imported(folder, tmp_path / "out", row, more=more) == 0
     task = harbor_task.read_task(tmp_path / "out" / "us__shop-1")
     assert task.image == image.replace("{instance}", "us_1776_shop-1")
+    assert harbor_task.read_files(task.environment) == {}
+    assert task.tests()["files/tests/test_shop.py"] == swebench_rows.MORE_TESTS.encode()
+    assert imported(folder, tmp_path / "none", row | {"base_commit": "0" * 40}, more=more) == 1
 
 
 def test_options_say_what_rows_do_not(

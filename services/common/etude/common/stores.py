@@ -1,7 +1,8 @@
 """Object stores and folders of inputs by URI, opened with the access of a run or a pool."""
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from socket import gethostname
 from tempfile import TemporaryDirectory, gettempdir
@@ -20,6 +21,14 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 """Files of a model folder that hold weights, or say where they are."""
 
 
+class NothingThereError(UserError):
+    """A URI that holds no files."""
+
+    def __init__(self, uri: str) -> None:
+        fix = "upload the folder there, or correct the URI"
+        super().__init__(Problem("InvalidSpec", "holds no files", uri, fix))
+
+
 def open_run_store(uri: str, storage: StoreAccess) -> Store:
     """The store at uri, reached with the run's endpoint and region."""
     return open_store(uri, endpoint=storage.endpoint, region=storage.region)
@@ -29,11 +38,11 @@ def open_source(uri: str, access: StoreAccess) -> Store:
     """The store at uri, to read from; unlike `open_run_store` it makes no folder.
 
     Raises:
-        UserError: the URI holds no files.
+        NothingThereError: the URI holds no files.
     """
     folder = folder_of(uri)
     if folder is not None and not folder.is_dir():
-        raise UserError(_nothing_there(uri))
+        raise NothingThereError(uri)
     return open_run_store(uri, access)
 
 
@@ -51,7 +60,7 @@ def local_folder(
         leave_out: ends of names that are not downloaded.
 
     Raises:
-        UserError: the URI holds no files.
+        NothingThereError: the URI holds no files.
         CorruptError: an object's key would leave the folder.
     """
     folder = folder_of(uri)
@@ -72,10 +81,10 @@ def existing_folder(folder: Path, uri: str) -> Path:
     """The folder of a URI.
 
     Raises:
-        UserError: it is not there.
+        NothingThereError: it is not there.
     """
     if not folder.exists():
-        raise UserError(_nothing_there(uri))
+        raise NothingThereError(uri)
     return folder
 
 
@@ -83,12 +92,30 @@ def list_objects(store: Store, uri: str) -> Sequence[ObjectInfo]:
     """All objects of the prefix at a URI.
 
     Raises:
-        UserError: there are none.
+        NothingThereError: there are none.
     """
     found = list(store.list(""))
     if not found:
-        raise UserError(_nothing_there(uri))
+        raise NothingThereError(uri)
     return found
+
+
+@contextlib.contextmanager
+def temporary_folder(uri: str, scratch: Path, storage: StoreAccess) -> Iterator[Path]:
+    """A local folder with the content of uri; a download of it is removed with the block.
+
+    For folders that are read once: downloads of the tasks of a large set would fill the disk.
+
+    Raises:
+        NothingThereError: the URI holds no files.
+        CorruptError: an object's key would leave the folder.
+    """
+    if folder_of(uri) is not None:
+        yield local_folder(uri, scratch, storage)
+        return
+    scratch.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="once-", dir=scratch) as downloads:
+        yield local_folder(uri, Path(downloads), storage)
 
 
 def find_model_folder(folder: Path, uri: str, storage: StoreAccess) -> Path:
@@ -155,13 +182,4 @@ def _not_shared(folder: Path) -> Problem:
         where=f"model.uri: {folder.as_uri()}",
         fix="mount the folder on every node, or copy the model into an object store"
         " (etude model import)",
-    )
-
-
-def _nothing_there(uri: str) -> Problem:
-    return Problem(
-        reason="InvalidSpec",
-        what="holds no files",
-        where=uri,
-        fix="upload the folder there, or correct the URI",
     )

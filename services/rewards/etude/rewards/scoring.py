@@ -25,6 +25,8 @@ class GradedTask(NamedTuple):
 
     job: GradingJob
     digest: str
+    originals: Mapping[str, bytes]
+    """Its first files, if a function of the rubric compares with them."""
 
 
 @dataclass(slots=True)
@@ -56,10 +58,9 @@ class Scorer:
         except UnavailableError as error:
             return [Fault(FaultReason.ENVIRONMENT_LOST, str(error))] * len(rollouts)
         grades = await self.verifier.grade(task.job, task.digest, rollouts)
-        originals = await asyncio.to_thread(self._originals, task.job.task)
         outcomes = await asyncio.gather(
             *(
-                self._score(rollout, grade, task.job, originals, rollouts)
+                self._score(rollout, grade, task.job, task.originals, rollouts)
                 for rollout, grade in zip(rollouts, grades, strict=True)
             )
         )
@@ -120,7 +121,8 @@ class Scorer:
         return harbor_task.read_files(task.environment) if is_read else {}
 
     def _task(self, uri: str, pool: str, deadline_s: float) -> GradedTask:
-        task = harbor_task.read_task(stores.local_folder(uri, self.scratch, self.storage))
-        limit_s = min(task.verifier_timeout_s, self.rubric.verifier.limit_s)
-        job = GradingJob(task, uri, pool, task.tests(), limit_s, deadline_s)
-        return GradedTask(job, task.digest())
+        with stores.temporary_folder(uri, self.scratch, self.storage) as folder:
+            task = harbor_task.read_task(folder)
+            limit_s = min(task.verifier_timeout_s, self.rubric.verifier.limit_s)
+            job = GradingJob(task, uri, pool, task.tests(), limit_s, deadline_s)
+            return GradedTask(job, task.digest(), self._originals(task))

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from etude.common.errors import Problem, UserError
 from etude.common.harbor import task_file
 from etude.common.harbor.task_file import TaskFile
+from etude.common.pinned_images import is_pinned
 
 REWARD_PATH = "/logs/verifier/reward.txt"
 """Path of the verifier's one number inside the sandbox."""
@@ -78,7 +79,10 @@ class HarborTask:
 
     @property
     def environment(self) -> Path:
-        """Folder of the workspace's first files; its Dockerfile is not one of them."""
+        """Folder of the workspace's first files; its Dockerfile is not one of them.
+
+        A task whose files are in an image that it names by digest may lack it.
+        """
         return self.folder / "environment"
 
     def tests(self) -> dict[str, bytes]:
@@ -87,8 +91,7 @@ class HarborTask:
 
     def solution(self) -> dict[str, bytes]:
         """The reference solution by path below solution/; empty when the task ships none."""
-        folder = self.folder / "solution"
-        return read_files(folder) if folder.exists() else {}
+        return read_files(self.folder / "solution")
 
     @property
     def setup_script(self) -> str:
@@ -133,12 +136,14 @@ def read_task(folder: Path) -> HarborTask:
     """
     if not _TASK_ID.match(folder.name):
         _refuse(folder, "the folder's name is no task id: use letters, digits, '.', '_' and '-'")
-    for part in ("environment", "tests"):
-        if not (folder / part).is_dir():
-            _refuse(folder / part, "is missing")
     for path in _walk(folder):
         _check_file(path)
     found = _settings(folder / "task.toml")
+    # An object store holds no empty folder.
+    in_image = is_pinned(found.metadata.etude_image or "")
+    for part in ("tests",) if in_image else ("environment", "tests"):
+        if not (folder / part).is_dir():
+            _refuse(folder / part, "is missing")
     _check_script(folder / "tests" / "test.sh")
     if (folder / "solution").exists():
         _check_script(folder / "solution" / "solve.sh")
@@ -168,11 +173,15 @@ def read_task(folder: Path) -> HarborTask:
 def read_files(folder: Path) -> dict[str, bytes]:
     """Content of each regular file below a folder, by relative path with forward slashes, sorted.
 
+    A folder that does not exist has none.
+
     Raises:
         UserError: a file is a link, too large or no regular file.
     """
-    found = {}
+    found = dict[str, bytes]()
     num_bytes = 0
+    if not folder.exists():
+        return found
     for path in sorted(_walk(folder)):
         num_bytes += _check_file(path)
         if num_bytes > MAX_FOLDER_BYTES:

@@ -16,6 +16,7 @@ from etude.agent.search.shared_index import SharedIndex
 from etude.common.api.pool.spec import SearchSettings
 from etude.common.errors import CorruptError, Problem, UserError
 from etude.common.harbor.task import read_files
+from etude.common.stores import NothingThereError
 from etude.envserver.host.task_images import TaskTemplate
 from etude.envserver.storage import base_files, folders, trees
 from etude.envserver.storage.folders import FolderLimits, TooLargeError
@@ -117,7 +118,7 @@ class WorkspaceSources:
             UserError: they are more than a task may add.
             CorruptError: the list is damaged.
         """
-        tree = {} if uri == EMPTY else self._read_folder(uri)
+        tree = {} if uri == EMPTY else self._read_folder(uri, may_lack=task is not None)
         num_bytes = sum(len(file.content) for file in tree.values())
         if num_bytes > MAX_SOURCE_BYTES:
             what = f"holds {num_bytes} bytes, more than {MAX_SOURCE_BYTES}"
@@ -127,20 +128,26 @@ class WorkspaceSources:
         first = {} if task.first_files is None else _read_first_files(uri, task.first_files)
         return self._source(uri, tree, first | tree, _read_base(task.base, tree))
 
-    def _read_folder(self, uri: str) -> dict[str, File]:
-        """Read the task's own files.
+    def _read_folder(self, uri: str, *, may_lack: bool) -> dict[str, File]:
+        """Read the task's own files; a task whose files are in its image may lack the folder.
 
         Raises:
-            UserError: there is no such folder.
+            NothingThereError: there is no such folder.
+            UserError: it is a file, or holds what no workspace may hold.
         """
-        folder = self.reads.local_folder(uri, self.scratch)
-        if not folder.is_dir():
-            raise UserError(_invalid_workspace(uri, "is not a folder"))
-        return {
-            path: File(content, bool((folder / path).stat().st_mode & 0o100))
-            for path, content in read_files(folder).items()
-            if path not in IMAGE_FILES
-        }
+        try:
+            with self.reads.visit_folder(uri, self.scratch) as folder:
+                if not folder.is_dir():
+                    raise UserError(_invalid_workspace(uri, "is not a folder"))
+                return {
+                    path: File(content, bool((folder / path).stat().st_mode & 0o100))
+                    for path, content in read_files(folder).items()
+                    if path not in IMAGE_FILES
+                }
+        except NothingThereError:
+            if may_lack:  # an object store holds no empty folder
+                return {}
+            raise
 
     def _source(
         self, uri: str, tree: Tree, searched: Tree, base: bytes | None = None

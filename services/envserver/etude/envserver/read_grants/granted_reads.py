@@ -1,7 +1,9 @@
 """Reads of a host that has no credentials: by grants of its pool's brokers, each kept as a copy."""
 
 import asyncio
+import contextlib
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -52,6 +54,10 @@ class GrantedReads(StoreReads):
             store = self.open(uri)
             stores.download_objects(store, stores.list_objects(store, uri), target)
         return target
+
+    @override
+    def visit_folder(self, uri: str, scratch: Path) -> AbstractContextManager[Path]:
+        return contextlib.nullcontext(self.local_folder(uri, scratch))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Reads of folders and of prefixes in an object store, with a host's own credentials or none."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -36,6 +37,15 @@ class StoreReads(Protocol):
         """
         ...
 
+    def visit_folder(self, uri: str, scratch: Path) -> AbstractContextManager[Path]:
+        """Open a local folder with the content of a URI, to be read once.
+
+        Args:
+            uri: as of local_folder, whose errors it raises.
+            scratch: folder for copies; one that could be had again ends with the block.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class DirectReads(StoreReads):
@@ -50,3 +60,7 @@ class DirectReads(StoreReads):
     @override
     def local_folder(self, uri: str, scratch: Path) -> Path:
         return stores.local_folder(uri, scratch, self.access)
+
+    @override
+    def visit_folder(self, uri: str, scratch: Path) -> AbstractContextManager[Path]:
+        return stores.temporary_folder(uri, scratch, self.access)

@@ -14,7 +14,6 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Self
 
-from etude.common.api.storage import StoreAccess
 from etude.common.errors import EtudeError, UserError
 from etude.common.harbor import task as harbor_task
 from etude.common.harbor.task import HarborTask
@@ -22,6 +21,7 @@ from etude.common.pinned_images import PinnedImage, is_pinned, parse_pinned
 from etude.envserver.images.pull import image_layout
 from etude.envserver.images.pull.bounded_program import FillLimits
 from etude.envserver.images.pull.registry_access import NO_ACCESS, RegistryAccess
+from etude.envserver.storage.store_reads import DirectReads, StoreReads
 from etude.envserver.tasks import hidden_content, layers
 from etude.envserver.tasks.layer_repositories import RepositoryCopies
 from etude.envserver.tasks.leak_probe import LeakProbe
@@ -48,8 +48,8 @@ class ImageAuditor:
     """Fetches images and looks into them, each once for all of its tasks."""
 
     registries: RegistryAccess = NO_ACCESS
-    store: StoreAccess = field(default_factory=StoreAccess)
-    """Access to OCI layouts in an object store."""
+    reads: StoreReads = field(default_factory=DirectReads)
+    """Of OCI layouts in an object store."""
 
     def audit(self, image: PinnedImage, tasks: Sequence[HarborTask]) -> list[list[ImageLeak]]:
         """Leaks of each task, in order; an image that cannot be read is one of every task."""
@@ -60,7 +60,7 @@ class ImageAuditor:
                     image,
                     folder,
                     registries=self.registries,
-                    store=self.store,
+                    reads=self.reads,
                     limits=FillLimits(),
                 )
                 return audit_layout(layout, tasks, folder / "repositories")

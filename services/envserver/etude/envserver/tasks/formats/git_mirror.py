@@ -49,13 +49,28 @@ class GitMirror:
         """
         self._run("bundle", "unbundle", str(self.source.resolve()))
 
+    def check_commit(self, commit: str) -> None:
+        """Check that there is a commit of this full name.
+
+        Raises:
+            ImportRefusedError: there is none.
+        """
+        if len(commit) not in {40, 64} or not set(commit) <= set("0123456789abcdef"):
+            raise self._refuse(f"{commit[:80]!r} is no full name of a commit")
+        try:
+            kind = self._run("cat-file", "-t", commit).strip()
+        except ImportRefusedError as cause:
+            raise self._refuse(f"there is no commit {commit}") from cause
+        if kind != b"commit":
+            raise self._refuse(f"{commit} is a {kind.decode()}, no commit")
+
     def checkout(self, commit: str) -> Checkout:
         """The files of a commit, byte for byte as they are stored.
 
         Raises:
             ImportRefusedError: there is no such commit, or it holds what no workspace may.
         """
-        self._check(commit)
+        self.check_commit(commit)
         listed = self._run("ls-tree", "-r", "-z", "--full-tree", commit)
         entries = [_entry(line) for line in listed.split(b"\0") if line]
         if len(entries) > MAX_FILES:
@@ -115,16 +130,6 @@ class GitMirror:
             for entry, data in zip(entries, contents, strict=True)
         }
         return PatchChanges(written, tuple(deleted))
-
-    def _check(self, commit: str) -> None:
-        if len(commit) not in {40, 64} or not set(commit) <= set("0123456789abcdef"):
-            raise self._refuse(f"{commit[:80]!r} is no full name of a commit")
-        try:
-            kind = self._run("cat-file", "-t", commit).strip()
-        except ImportRefusedError as cause:
-            raise self._refuse(f"there is no commit {commit}") from cause
-        if kind != b"commit":
-            raise self._refuse(f"{commit} is a {kind.decode()}, no commit")
 
     def _check_path(self, path: str) -> None:
         parts = path.split("/")

@@ -23,7 +23,7 @@ from etude.common.harbor.grading_repairs import keep_module_path
 from etude.common.pinned_images import PinnedImage
 from etude.envserver.storage.trees import File
 from etude.envserver.tasks.formats import git_mirror, toml
-from etude.envserver.tasks.formats.git_mirror import GitMirror, PatchChanges
+from etude.envserver.tasks.formats.git_mirror import Checkout, GitMirror, PatchChanges
 from etude.envserver.tasks.formats.imported_task import ImportedTask, ImportRefusedError
 from etude.envserver.tasks.formats.swebench_grader import PYTEST
 
@@ -31,6 +31,8 @@ MAX_ROW_BYTES = 16 << 20
 TEST_COMMAND = "python3 -m pytest -rA --tb=short -p no:cacheprovider"
 """Followed by the test files that the row's test patch writes."""
 TIMEOUT_S = 1_800.0
+INSTANCE = "{instance}"
+"""Stands for a row's id in the name of its image."""
 _NOT_READ = frozenset({"hints_text", "created_at", "version", "environment_setup_commit"})
 _SOLVE = """\
 #!/bin/bash
@@ -103,7 +105,7 @@ class SwebenchImporter:
             UserError: its repository lacks the commit, or a patch does not apply.
         """
         mirror = self._mirror(row.repo)
-        checkout = mirror.checkout(row.base_commit)
+        checkout = self._checkout(mirror, row.base_commit)
         tests = mirror.changes(row.base_commit, row.test_patch, "test_patch")
         gold = mirror.changes(row.base_commit, row.patch, "patch")
         files = {f"environment/{path}": file for path, file in checkout.files.items()}
@@ -113,6 +115,13 @@ class SwebenchImporter:
         files["instruction.md"] = File(row.problem_statement.strip().encode() + b"\n")
         files["task.toml"] = File(self._settings(row).encode())
         return ImportedTask(row.instance_id, files, (*_notes(row), *_left_out(checkout.left_out)))
+
+    def _checkout(self, mirror: GitMirror, commit: str) -> Checkout:
+        """The files of a commit; none where each row has an image by digest, which holds them."""
+        if self.options.pin is not None and INSTANCE in self.options.image:
+            mirror.check_commit(commit)
+            return Checkout({}, ())
+        return mirror.checkout(commit)
 
     def _mirror(self, repo: str) -> GitMirror:
         if repo not in self._mirrors:
@@ -135,7 +144,7 @@ class SwebenchImporter:
 
     def _settings(self, row: SwebenchRow) -> str:
         metadata = {"repo": row.repo, "base_commit": row.base_commit}
-        if image := self.options.image.replace("{instance}", _image_id(row.instance_id)):
+        if image := self.options.image.replace(INSTANCE, _image_id(row.instance_id)):
             pin = self.options.pin
             metadata["etude_image"] = image if pin is None else str(pin(image))
         return toml.write_toml(
