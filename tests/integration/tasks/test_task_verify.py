@@ -52,6 +52,30 @@ def test_generated_sessions_are_proved(tmp_path: Path) -> None:
         assert (found.nothing, found.solution, found.findings) == (0.0, 1.0, ())
 
 
+def test_each_step_is_proved_on_what_the_steps_before_it_left(tmp_path: Path) -> None:
+    """Solutions of all steps score 1; without them the second test finds no cake."""
+    folder = tmp_path / "cake"
+    grade = 'if {}; then r=1; else r=0; fi; echo "$r" > /logs/verifier/reward.txt\n'
+    for path, text in {
+        "task.toml": "[[steps]]\nname = 'bake'\n[[steps]]\nname = 'ice'\n",
+        "instruction.md": "Bake a cake, and ice it.\n",
+        "environment/oven.txt": "hot\n",
+        "steps/bake/instruction.md": "Bake a cake.\n",
+        "steps/bake/tests/test.sh": grade.format('[ "$(cat cake.txt)" = cake ]'),
+        "steps/bake/solution/solve.sh": "echo cake > cake.txt\n",
+        "steps/ice/instruction.md": "Ice it.\n",
+        "steps/ice/workdir/setup.sh": "echo sugar > sugar.txt\n",
+        "steps/ice/tests/test.sh": grade.format('[ "$(cat cake.txt)" = "cake sugar" ]'),
+        "steps/ice/solution/solve.sh": 'echo "$(cat cake.txt) $(cat sugar.txt)" > cake.txt\n',
+    }.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    found = _verified(folder)
+    assert (found.nothing, found.solution, found.findings) == (0.0, 1.0, ())
+    (folder / "steps/ice/workdir/setup.sh").write_text("exit 3\n")
+    assert "step ice: no reward file, exit code 3" in _verified(folder).findings[0]
+
+
 def _replaced(path: str, text: str) -> Spoil:
     def spoil(folder: Path) -> None:
         (folder / path).write_text(text)

@@ -12,7 +12,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from typing_extensions import override
 
 from etude.agent.chat import CHAT_TEMPLATE, LAYOUT_TOKENS, ChatFormat
+from etude.common.api.storage import Storage
 from etude.common.rpc.server import Server
+from etude.trainer.rollouts.protocol import WorkerConfig
+from etude.trainer.rollouts.worker import RolloutWorker
 from etude.v1 import (
     environment_state_pb2,
     environment_state_pb2_grpc,
@@ -165,3 +168,23 @@ async def partners(model_folder: Path) -> AsyncIterator[Partners]:
     made.target = made.broker.endpoint = f"127.0.0.1:{server.port}"
     yield made
     await server.stop(0.1)
+
+
+@pytest.fixture
+async def worker(
+    partners: Partners, model_folder: Path, tmp_path: Path
+) -> AsyncIterator[RolloutWorker]:
+    made = RolloutWorker(
+        WorkerConfig(
+            run="run",
+            model_folder=model_folder,
+            brokers={"repos": partners.target},
+            templates={"repos": "python"},
+            rewards_target=partners.target,
+            score_timeout_s=30,
+            storage=Storage(uri=f"file://{tmp_path}/run"),
+            outage_s=5,
+        )
+    )
+    yield made
+    await made.close()

@@ -1,15 +1,13 @@
 """A group whose task has a set-up: done once, forked, graded on, dropped; or masked, never zero."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from etude.common.api.run.phases import RolloutPolicy
-from etude.common.api.storage import Storage
 from etude.trainer.rollouts.group_start import MAX_SETUPS
-from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, WorkerConfig
+from etude.trainer.rollouts.protocol import GroupRequest, GroupResult
 from etude.trainer.rollouts.worker import RolloutWorker
 from etude.trainer.routing.table import EngineState, RoutingTable
 from etude.v1 import environments_pb2, rollout_pb2
@@ -26,24 +24,6 @@ def task_uri(tmp_path: Path) -> str:
     settings = 'etude_setup = ["make deps", "make build"]\netude_setup_timeout_sec = 90\n'
     (folder / "task.toml").write_text(f"[metadata]\n{settings}")
     return folder.as_uri()
-
-
-@pytest.fixture
-async def worker(partners: Any, model_folder: Path, tmp_path: Path) -> AsyncIterator[RolloutWorker]:
-    made = RolloutWorker(
-        WorkerConfig(
-            run="run",
-            model_folder=model_folder,
-            brokers={"repos": partners.target},
-            templates={"repos": "python"},
-            rewards_target=partners.target,
-            score_timeout_s=30,
-            storage=Storage(uri=f"file://{tmp_path}/run"),
-            outage_s=5,
-        )
-    )
-    yield made
-    await made.close()
 
 
 def order(task_uri: str, partners: Any, count: int = 3, group: str = "rl-7") -> GroupRequest:

@@ -169,11 +169,14 @@ class Node(environments_pb2_grpc.EnvNodeServiceServicer):
 
     losses: int = 0
     """Turns that find their environment gone."""
+    losses_after: int | None = None
+    """Answered calls after which one turn finds its environment gone."""
     refusals: int = 0
     """Turns that are answered with UNAVAILABLE before any works."""
     diff: Sequence[bytes] = (b"the ", b"diff")
-    too_large: str = ""
     """In chunks."""
+    too_large: str = ""
+    answer: bytes = b"x = 1"
     ran: list[tuple[str, str]] = field(default_factory=list)
     """Lease and id of each call that was answered."""
 
@@ -188,13 +191,13 @@ class Node(environments_pb2_grpc.EnvNodeServiceServicer):
         if self.refusals:
             self.refusals -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the node restarts")
-        if self.losses:
-            self.losses -= 1
+        if self.losses or len(self.ran) == self.losses_after:
+            self.losses, self.losses_after = max(0, self.losses - 1), None
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such lease")
         self.ran += [(request.lease_id, call.call_id) for call in request.calls]
         return environments_pb2.RunTurnResponse(
             results=[
-                environments_pb2.ToolResult(call_id=call.call_id, content=b"x = 1")
+                environments_pb2.ToolResult(call_id=call.call_id, content=self.answer)
                 for call in request.calls
             ]
         )

@@ -118,7 +118,7 @@ _TOMLS: Mapping[str, str | bytes] = {
     "depth": "a = " + "[" * 5_000,
     "an unknown schema": "schema_version = '9.0'",
     "a schema that is a number": "schema_version = 1.4",
-    "steps": "[[steps]]\nname = 'one'",
+    "steps without files": "[[steps]]\nname = 'one'",
     "a GPU": "[environment]\ngpus = 1",
     "Windows": "[environment]\nos = 'windows'",
     "a tool server": "[[environment.mcp_servers]]\nname = 'a'\ncommand = 'b'",
@@ -272,7 +272,7 @@ def test_a_dockerfile_is_built_unless_the_task_is_refused_before(
     said = capsys.readouterr().err
     assert "buildah" in said
     assert "is not installed" in said
-    make(tmp_path / "words", {"task.toml": _TOMLS["steps"]})
+    make(tmp_path / "words", {"task.toml": _TOMLS["steps without files"]})
     assert command.main(words) == 1
     assert "buildah" not in capsys.readouterr().err
 

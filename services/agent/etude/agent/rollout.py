@@ -30,6 +30,7 @@ from etude.agent.trajectory import (
     Trajectory,
 )
 from etude.agent.turns import (
+    LaterSteps,
     PlatformFaultError,
     PolicyConversation,
     PolicyTurn,
@@ -75,6 +76,8 @@ class RolloutTask:
     temperature: float = 1.0
     seed: int | None = None
     """Unset: not reproducible."""
+    steps: LaterSteps | None = None
+    """Behind the instruction, which is the first step's then."""
 
 
 def first_prompt(
@@ -133,7 +136,7 @@ async def run_rollout(  # noqa: PLR0913 - the parts of a rollout
     link = LinkDraft.start(opened.prompt)
     costs = RolloutCosts(prompt_tokens=len(opened.prompt))
     policy = _TokenPolicy(sampler, opened, tools, limits, task, link, costs)
-    loop = TurnLoop(policy, environment, tools, limits.max_turns, costs)
+    loop = TurnLoop(policy, environment, tools, limits.max_turns, costs, task.steps)
     try:
         async with time_limit(limits.timeout_s, paused_s=paused_s):
             ending = await loop.run()
@@ -221,6 +224,19 @@ class _TokenPolicy(PolicyConversation):
             results = self.conversation.append_results([each.content for each in outcomes])
         except DeltaError as error:
             return self._start_link(error)
+        return self._read(results)
+
+    @override
+    def append_request(self, outcomes: Sequence[ToolOutcome], request: str) -> RolloutEnding | None:
+        self._last.add_to(self.conversation)
+        try:
+            added = self.conversation.append_request([each.content for each in outcomes], request)
+        except DeltaError as error:
+            return self._start_link(error)
+        return self._read(added)
+
+    def _read(self, results: Sequence[int]) -> RolloutEnding | None:
+        """Let the policy read tokens; returns the ending if no room is left."""
         if len(self.link.token_ids) + len(results) >= self.limits.max_tokens:
             return RolloutEnding.LENGTH_LIMIT
         self.costs.tool_output_tokens += len(results)

@@ -72,22 +72,54 @@ class PolicyConversation(Protocol):
         """Append the results of the last turn's calls; the ending if no room is left."""
         ...
 
+    def append_request(self, outcomes: Sequence[ToolOutcome], request: str) -> RolloutEnding | None:
+        """Append the results of the last turn's calls and the user's next request.
+
+        Args:
+            outcomes: none of a turn without calls.
+            request: of the next step of a task.
+
+        Returns:
+            The ending if no room is left.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has one request")
+
     def note_last_results(self, outcomes: Sequence[ToolOutcome]) -> None:
         """Take the results of calls after which the work ends: no turn of it reads them."""
         return  # most policies keep no record of them
 
 
+class LaterSteps(Protocol):
+    """Steps of a task behind its first, which begin when the policy ends the one before."""
+
+    @property
+    def is_last(self) -> bool:
+        """True while no step follows."""
+        ...
+
+    async def begin_next(self) -> str | None:
+        """End the step, and prepare the next; returns its request, None if it cannot begin.
+
+        Raises:
+            PlatformFaultError: the environment failed.
+        """
+        ...
+
+
 @dataclass(slots=True)
 class TurnLoop:
-    """Turns of one piece of work."""
+    """Turns of one piece of work, or of several steps in one environment."""
 
     policy: PolicyConversation
     environment: RolloutEnvironment
     tools: Toolset
     max_turns: int
     costs: RolloutCosts
+    steps: LaterSteps | None = None
     records: list[CallRecord] = field(default_factory=list)
     final_message: str = ""
+    _outcomes: Sequence[ToolOutcome] = ()
+    """Results of the last turn's calls, which the policy has not read."""
 
     async def run(self) -> RolloutEnding:
         """Run turns until the work ends.
@@ -97,18 +129,32 @@ class TurnLoop:
         """
         for turn in range(self.max_turns):
             ending = await self._turn(turn)
+            if ending is RolloutEnding.STOPPED and self.steps is not None:
+                ending = await self._begin_step(self.steps, is_late=turn + 1 >= self.max_turns)
             if ending is not None:
                 return ending
         return RolloutEnding.TURN_LIMIT
 
+    async def _begin_step(self, steps: LaterSteps, *, is_late: bool) -> RolloutEnding | None:
+        """Begin the next step; returns the ending if there is none, or no room for it."""
+        if steps.is_last:
+            return RolloutEnding.STOPPED
+        if is_late:
+            return RolloutEnding.TURN_LIMIT
+        request = await steps.begin_next()
+        if request is None:
+            return RolloutEnding.STOPPED
+        return self.policy.append_request(self._outcomes, request)
+
     async def _turn(self, turn: int) -> RolloutEnding | None:
         """Run one turn: a completion and its calls; returns the ending of the last turn."""
         spoken = await self.policy.sample(turn)
+        self._outcomes = ()
         if spoken.is_cut or not spoken.calls:
             self.final_message = spoken.message
             return RolloutEnding.LENGTH_LIMIT if spoken.is_cut else RolloutEnding.STOPPED
         bound = self.tools.bind_turn(spoken.calls)
-        outcomes = await self._run(turn, spoken.calls, bound)
+        outcomes = self._outcomes = await self._run(turn, spoken.calls, bound)
         self._record(turn, spoken.calls, outcomes)
         finish = _finish(bound)
         if finish is not None or turn + 1 >= self.max_turns:

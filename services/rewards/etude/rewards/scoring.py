@@ -17,6 +17,7 @@ from etude.rewards.functions.verifier import Verifier
 from etude.rewards.grading import GradingJob
 from etude.rewards.judge_client import JudgeClient
 from etude.rewards.rubric import RewardValue, Rubric, RubricEntry, broken_function
+from etude.rewards.steps import StepJob, grade_steps, make_step_jobs
 from etude.v1 import rollout_pb2
 
 
@@ -25,6 +26,8 @@ class GradedTask(NamedTuple):
 
     job: GradingJob
     digest: str
+    steps: tuple[StepJob, ...]
+    """Of a task of several."""
     originals: Mapping[str, bytes]
     """Its first files, if a function of the rubric compares with them."""
 
@@ -57,7 +60,10 @@ class Scorer:
             return [Fault(FaultReason.INVALID_TASK, str(error))] * len(rollouts)
         except UnavailableError as error:
             return [Fault(FaultReason.ENVIRONMENT_LOST, str(error))] * len(rollouts)
-        grades = await self.verifier.grade(task.job, task.digest, rollouts)
+        if task.steps:
+            grades = await grade_steps(self.verifier, task.job.task, task.steps, rollouts)
+        else:
+            grades = await self.verifier.grade(task.job, task.digest, rollouts)
         outcomes = await asyncio.gather(
             *(
                 self._score(rollout, grade, task.job, task.originals, rollouts)
@@ -123,6 +129,8 @@ class Scorer:
     def _task(self, uri: str, pool: str, deadline_s: float) -> GradedTask:
         with stores.temporary_folder(uri, self.scratch, self.storage) as folder:
             task = harbor_task.read_task(folder)
-            limit_s = min(task.verifier_timeout_s, self.rubric.verifier.limit_s)
+            most_s = self.rubric.verifier.limit_s
+            limit_s = min(task.verifier_timeout_s, most_s)
             job = GradingJob(task, uri, pool, task.tests(), limit_s, deadline_s)
-            return GradedTask(job, task.digest(), self._originals(task))
+            steps = tuple(make_step_jobs(task, job, limit_s=most_s))
+            return GradedTask(job, task.digest(), steps, self._originals(task))

@@ -146,6 +146,24 @@ class Conversation:
             return self.append_messages(make_result_messages(turn, results))
         return self.append_messages(self.chat.make_text_results(results))
 
+    def append_request(self, results: Sequence[str], request: str) -> list[int]:
+        """Append results of the last turn's calls, if there were any, and the user's next request.
+
+        Raises:
+            DeltaError: the template does not tell what follows; `render_again` gives a new context.
+        """
+        turn, asked = self._raw[-1], make_message("user", request)
+        if not results:
+            return self.append_messages([asked])
+        if "tool_calls" in turn:
+            return self.append_messages([*make_result_messages(turn, results), asked])
+        *first, last = self.chat.make_text_results(results)
+        if last["role"] == "user":  # templates refuse two messages of the user in a row
+            return self.append_messages(
+                [*first, make_message("user", f"{last['content']}\n\n{request}")]
+            )
+        return self.append_messages([*first, last, asked])
+
     def append_messages(self, messages: Sequence[RenderedMessage]) -> list[int]:
         """Append what was said after the last turn; returns the tokens that follow the turn.
 

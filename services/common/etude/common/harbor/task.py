@@ -1,15 +1,17 @@
 """Harbor task folders: reading and validation of every file.
 
 Layout: task.toml, instruction.md, environment/ (Dockerfile and the files of the workspace),
-tests/test.sh, solution/solve.sh. Format: Harbor (harbor-framework/harbor), schema 1.0 to 1.4,
-without what needs a container engine, a network or several steps.
+tests/test.sh, solution/solve.sh. Of several steps each has instruction.md, tests/ (laid over the
+task's), solution/ and workdir/ in steps/NAME/; the task's instruction.md is for people then.
+Format: Harbor (harbor-framework/harbor), schema 1.0 to 1.4, without what needs a container engine
+or a network.
 """
 
 import json
 import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,12 +20,15 @@ from pydantic import ValidationError
 
 from etude.common.errors import Problem, UserError
 from etude.common.harbor import task_file
-from etude.common.harbor.task_file import TaskFile
+from etude.common.harbor.task_file import StepSection, TaskFile
 from etude.common.pinned_images import is_pinned
 
 REWARD_PATH = "/logs/verifier/reward.txt"
 """Path of the verifier's one number inside the sandbox."""
 _REWARD_JSON = "/logs/verifier/reward.json"
+
+STEPS, WORKDIR = "steps", "workdir"
+"""Folder of several steps, and in the folder of each that of what enters the workspace."""
 
 MAX_FILE_BYTES = 4 << 20
 MAX_FILES = 10_000
@@ -76,6 +81,13 @@ class HarborTask:
     """The only plugins that pytest loads while grading; None is all that are installed."""
     solution_env: str = ""
     """The beginning of the shell command that runs solve.sh."""
+    test_folders: tuple[str, ...] = ("tests",)
+    """Folders of its hidden tests; files of a later one replace those of an earlier one."""
+    solution_folder: str = "solution"
+    steps: tuple["TaskStep", ...] = ()
+    """In order; none of a task that is one piece of work."""
+    takes_final: bool = False
+    """True if of several steps the last one's reward counts, not the mean."""
 
     @property
     def environment(self) -> Path:
@@ -86,12 +98,22 @@ class HarborTask:
         return self.folder / "environment"
 
     def tests(self) -> dict[str, bytes]:
-        """The hidden tests by path below /tests."""
-        return read_files(self.folder / "tests")
+        """The hidden tests by path below /tests; of several steps those of all by step."""
+        found = dict[str, bytes]()
+        for name in self.test_folders:
+            found |= read_files(self.folder / name)
+        for step in self.steps:
+            own = read_files(self.folder / STEPS / step.name / "tests")
+            found |= {f"{STEPS}/{step.name}/{path}": data for path, data in own.items()}
+        return found
 
     def solution(self) -> dict[str, bytes]:
         """The reference solution by path below solution/; empty when the task ships none."""
-        return read_files(self.folder / "solution")
+        found = read_files(self.folder / self.solution_folder)
+        for step in self.steps:
+            own = step.task.solution()
+            found |= {f"{STEPS}/{step.name}/{path}": data for path, data in own.items()}
+        return found
 
     @property
     def setup_script(self) -> str:
@@ -107,11 +129,29 @@ class HarborTask:
             hasher.update(f"\0{self.protected}\0{self.allowed}\0{self.pytest_plugins}".encode())
         if self.setup:
             hasher.update(f"\0setup{self.setup!r}".encode())
-        for part in ("environment", "tests"):
-            for path, data in read_files(self.folder / part).items():
+        for part, files in (
+            ("environment", read_files(self.environment)),
+            ("tests", dict(sorted(self.tests().items()))),
+        ):
+            for path, data in files.items():
                 hasher.update(f"\0{part}/{path}\0{len(data)}\0".encode())
                 hasher.update(data)
         return hasher.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStep:
+    """One of several steps of a task."""
+
+    name: str
+    task: HarborTask
+    """The step as a task of one piece: its instruction, hidden tests and solution."""
+    min_reward: float = 0.0
+    """With a lower reward the steps behind it do not count."""
+
+    def workdir(self) -> dict[str, bytes]:
+        """Files that enter the workspace before the step; setup.sh among them is then run."""
+        return read_files(self.task.folder / STEPS / self.name / WORKDIR)
 
 
 def task_folders(folder: Path) -> list[Path]:
@@ -141,12 +181,17 @@ def read_task(folder: Path) -> HarborTask:
     found = _settings(folder / "task.toml")
     # An object store holds no empty folder.
     in_image = is_pinned(found.metadata.etude_image or "")
-    for part in ("tests",) if in_image else ("environment", "tests"):
-        if not (folder / part).is_dir():
-            _refuse(folder / part, "is missing")
-    _check_script(folder / "tests" / "test.sh")
-    if (folder / "solution").exists():
-        _check_script(folder / "solution" / "solve.sh")
+    if not in_image and not (folder / "environment").is_dir():
+        _refuse(folder / "environment", "is missing")
+    task = _read_settings(folder, found)
+    if found.steps:
+        return replace(task, steps=tuple(_step(task, found, each) for each in found.steps))
+    _check_parts(task)
+    return task
+
+
+def _read_settings(folder: Path, found: TaskFile) -> HarborTask:
+    """The task without its steps."""
     own = found.metadata
     command = own.etude_verifier or TEST_COMMAND
     return HarborTask(
@@ -155,7 +200,7 @@ def read_task(folder: Path) -> HarborTask:
         instruction=_instruction(folder / "instruction.md"),
         command=task_file.export_commands(found.verifier.env) + command,
         verifier_timeout_s=found.verifier.timeout_sec,
-        artefacts=_artefacts(folder / "task.toml", found),
+        artefacts=_artefacts(folder / "task.toml", found, None) if not found.steps else (),
         unknown_keys=tuple(sorted(found.unknown_keys())),
         keeps_history=own.etude_keeps_history,
         image=own.etude_image or "",
@@ -167,7 +212,36 @@ def read_task(folder: Path) -> HarborTask:
         allowed=own.etude_allowed,
         pytest_plugins=own.etude_pytest_plugins,
         solution_env=task_file.export_commands(found.solution.env),
+        takes_final=found.multi_step_reward_strategy == "final",
     )
+
+
+def _step(task: HarborTask, found: TaskFile, step: StepSection) -> TaskStep:
+    """One of several steps of a task, checked as a task is."""
+    place, verifier = task.folder / STEPS / step.name, step.verifier
+    command = found.metadata.etude_verifier or TEST_COMMAND
+    env = found.verifier.env | verifier.env
+    own = replace(
+        task,
+        instruction=_instruction(place / "instruction.md"),
+        command=task_file.export_commands(env) + command,
+        verifier_timeout_s=verifier.timeout_sec or found.verifier.timeout_sec,
+        artefacts=_artefacts(task.folder / "task.toml", found, step),
+        test_folders=("tests", f"{STEPS}/{step.name}/tests"),
+        solution_folder=f"{STEPS}/{step.name}/solution",
+    )
+    _check_parts(own)
+    return TaskStep(name=step.name, task=own, min_reward=step.min_reward or 0.0)
+
+
+def _check_parts(task: HarborTask) -> None:
+    """Check that a task, or a step of one, has scripts that bash can run."""
+    folders = [task.folder / name for name in task.test_folders]
+    scripts = [folder / "test.sh" for folder in folders if (folder / "test.sh").is_file()]
+    _check_script(scripts[-1] if scripts else folders[-1] / "test.sh")
+    solution = task.folder / task.solution_folder
+    if solution.exists():
+        _check_script(solution / "solve.sh")
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
@@ -304,9 +378,9 @@ def parse_settings(data: bytes, path: Path) -> TaskFile:
         _refuse(path, f"is no TOML: {cause}")
 
 
-def _artefacts(path: Path, settings: TaskFile) -> tuple[str, ...]:
+def _artefacts(path: Path, settings: TaskFile, step: StepSection | None) -> tuple[str, ...]:
     try:
-        return settings.artefacts()
+        return settings.artefacts(step)
     except ValueError as cause:
         _refuse(path, str(cause))
 

@@ -23,6 +23,7 @@ WORKSPACE = "/workspace"
 """Folder of the files of environment/ in every sandbox."""
 
 SchemaVersion = Literal["1.0", "1.1", "1.2", "1.3", "1.4"]
+_STEP_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([GMK])\s*", re.IGNORECASE)
 _MB = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
@@ -54,6 +55,19 @@ def _size(value: str) -> str:
     return value
 
 
+def _one_reward(value: object) -> object:
+    """The threshold of the one reward that verifiers here write.
+
+    Raises:
+        ValueError: it is about another reward.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    if set(value) != {"reward"}:
+        raise ValueError(f"names {', '.join(map(str, value))[:200]}; a step has one reward here")
+    return value["reward"]
+
+
 def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
@@ -83,6 +97,9 @@ class Section(BaseModel):
             value = getattr(self, name)
             if isinstance(value, Section) and not isinstance(value, MetadataSection):
                 yield from value.unknown_keys(f"{path}{name}.")
+            for number, each in enumerate(value if isinstance(value, tuple) else ()):
+                if isinstance(each, Section):
+                    yield from each.unknown_keys(f"{path}{name}.{number}.")
 
 
 class MetadataSection(Section):
@@ -196,6 +213,33 @@ class SolutionSection(Section):
     env: _Env = Field(default_factory=dict)
 
 
+class StepVerifierSection(Section):
+    """Settings of the hidden tests of one step; unset ones are those of the task."""
+
+    timeout_sec: float | None = Field(default=None, gt=0, le=86_400, allow_inf_nan=False)
+    env: _Env = Field(default_factory=dict)
+    user: _NoUser = None
+    environment_mode: Literal["shared", "separate"] | None = None
+    environment: Annotated[Any, _empty("tests run in the task's own image")] = None
+    collect: _Absent = ()
+    network_mode: _NoNetwork = None
+    allowed_hosts: _NoHosts = None
+
+
+class StepSection(Section):
+    """One step of a task: files in steps/NAME/, and what differs from the task's settings."""
+
+    name: Annotated[str, StringConstraints(pattern=_STEP_NAME, max_length=64)]
+    agent: AgentSection = AgentSection()
+    verifier: StepVerifierSection = StepVerifierSection()
+    min_reward: Annotated[float, BeforeValidator(_one_reward)] | None = Field(
+        default=None, ge=0, le=1
+    )
+    """With a lower reward the steps behind it do not count."""
+    healthcheck: _Absent = None
+    artifacts: tuple[str | dict[str, Any], ...] = ()
+
+
 class TaskFile(Section):
     """A whole task.toml."""
 
@@ -209,21 +253,38 @@ class TaskFile(Section):
     environment: EnvironmentSection = EnvironmentSection()
     solution: SolutionSection = SolutionSection()
     source: str | None = None
-    steps: Annotated[Any, _empty("a task has one instruction")] = ()
-    multi_step_reward_strategy: Annotated[Any, _empty("a task has one step")] = None
+    steps: tuple[StepSection, ...] = Field(default=(), max_length=64)
+    """Worked through in order, in one environment."""
+    multi_step_reward_strategy: Literal["mean", "final"] | None = None
+    """The reward of several steps: their mean unless set, or that of the last one."""
     artifacts: tuple[str | dict[str, Any], ...] = ()
 
-    def artefacts(self) -> tuple[str, ...]:
+    @model_validator(mode="after")
+    def _has_steps_apart(self) -> Self:
+        names = [step.name for step in self.steps]
+        if len({*names}) != len(names):
+            raise ValueError("steps: two of them have one name")
+        if names and self.metadata.etude_grade == "fork":
+            raise ValueError("steps: each is graded by its files, so etude_grade = 'fork' is none")
+        return self
+
+    def artefacts(self, step: StepSection | None = None) -> tuple[str, ...]:
         """Patterns of paths that the agent may hand in; empty allows all.
+
+        Args:
+            step: of several; what it names comes to what the task names.
 
         Raises:
             ValueError: a separate verifier gets something from outside of the workspace.
         """
-        if self.metadata.etude_artefacts or self.verifier.environment_mode != "separate":
+        own = None if step is None else step.verifier.environment_mode
+        is_separate = (own or self.verifier.environment_mode) == "separate"
+        if self.metadata.etude_artefacts or not is_separate:
             return self.metadata.etude_artefacts
-        if not self.artifacts:
+        named = (*self.artifacts, *(() if step is None else step.artifacts))
+        if not named:
             raise ValueError("artifacts: a separate verifier would get nothing")
-        return tuple(pattern for each in self.artifacts for pattern in _patterns(each))
+        return tuple(pattern for each in named for pattern in _patterns(each))
 
 
 def parse_task_file(text: str) -> TaskFile:

@@ -32,6 +32,9 @@ def _sections(task: HarborTask) -> Iterator[str]:
     if task.unknown_keys:
         yield f"unknown keys {' '.join(task.unknown_keys)}"
     yield f"\ninstruction\n  {task.instruction}"
+    for step in task.steps:
+        yield f"\nstep {step.name}\n  {step.task.instruction}"
+        yield from _files(f"step {step.name}, brought into the workspace", step.workdir())
     yield from _files("environment", harbor_task.read_files(task.environment))
     yield from _files("tests (hidden from the agent)", task.tests())
     yield from _files("solution (hidden from the agent)", task.solution())

@@ -13,19 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from etude.common.errors import EtudeError, UserError
 from etude.common.harbor import task as harbor_task
 from etude.common.harbor.grading_repairs import repair_grading
+from etude.common.harbor.step_rewards import combine_rewards
 from etude.common.harbor.task import HarborTask
 from etude.envserver import exit_codes
 from etude.envserver.host.grading.grader import Grader
-from etude.envserver.tasks import runner
+from etude.envserver.tasks import runner, step_proofs
 from etude.envserver.tasks.runner import TaskPlace, TaskRunner
 from etude.v1 import environments_pb2
 
-SOLUTION = "solution"
-"""Folder below /tests where the solution is shown, for this proof only."""
 _NETWORK = re.compile(
     rb"Could not resolve|Temporary failure in name resolution|Name or service not known"
     rb"|Network is unreachable|NameResolutionError|Failed to establish a new connection"
@@ -53,8 +53,7 @@ class TaskProof:
 HEADING = f"{'task':40} {'nothing':>8} {'solution':>8}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Attempt:
+class _Attempt(NamedTuple):
     """One run of the verifier."""
 
     reward: float | None
@@ -78,15 +77,11 @@ class TaskVerifier:
     async def _verdict(self, task: HarborTask) -> TaskProof:
         found = [f"key {key} is not known" for key in task.unknown_keys]
         place = await self.runner.prepare(task)
-        nothing = await self._attempt(task, place, task.tests(), task.command)
+        nothing = await self._try(task, place, is_solved=False)
         found += _compare_reward("doing nothing", nothing, 0.0)
-        solution = {f"{SOLUTION}/{path}": data for path, data in task.solution().items()}
         solved = _Attempt(reward=None, finding="it has no solution/")
-        if solution:
-            command = (
-                f"({task.solution_env}bash /tests/{SOLUTION}/solve.sh) && {{ {task.command}; }}"
-            )
-            solved = await self._attempt(task, place, task.tests() | solution, command)
+        if task.solution():
+            solved = await self._try(task, place, is_solved=True)
             found += _compare_reward("its solution", solved, 1.0)
         else:
             found.append(solved.finding)
@@ -96,6 +91,21 @@ class TaskVerifier:
             solution=solved.reward,
             findings=tuple(found),
         )
+
+    async def _try(self, task: HarborTask, place: TaskPlace, *, is_solved: bool) -> _Attempt:
+        """Grade doing nothing, or the solution; of several steps each, up to one without reward."""
+        if not task.steps:
+            shown = step_proofs.show_solution(task) if is_solved else {}
+            command = step_proofs.solve_command(task) if is_solved else ""
+            return await self._attempt(task, place, task.tests() | shown, command + task.command)
+        rewards, notes = list[float](), ""
+        for proof in step_proofs.prove_steps(task, is_solved=is_solved):
+            attempt = await self._attempt(proof.task, place, proof.files, proof.command)
+            if attempt.reward is None:
+                return attempt._replace(finding=f"step {proof.name}: {attempt.finding}")
+            rewards.append(attempt.reward)
+            notes += attempt.finding
+        return _Attempt(reward=combine_rewards(task, rewards), finding=notes)
 
     async def _attempt(
         self, task: HarborTask, place: TaskPlace, files: Mapping[str, bytes], command: str

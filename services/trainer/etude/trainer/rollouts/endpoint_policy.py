@@ -189,6 +189,12 @@ class EndpointPolicy(PolicyConversation):
             self.messages.append(result)
         return RolloutEnding.LENGTH_LIMIT if self._num_tokens >= self.limits.max_tokens else None
 
+    @override
+    def append_request(self, outcomes: Sequence[ToolOutcome], request: str) -> RolloutEnding | None:
+        ending = self.append_results(outcomes) if outcomes else None
+        self.messages.append({"role": "user", "content": request})
+        return ending
+
     def _append_turn(
         self, text: str, calls: Sequence[Mapping[str, Any]], parsed: Sequence[object]
     ) -> None:
@@ -248,7 +254,8 @@ async def run_endpoint_rollout(
         UserError: the endpoint refuses all conversations.
     """
     limits, costs = policy.limits, policy.costs
-    loop = TurnLoop(policy, environment, policy.tools, limits.max_turns, costs)
+    steps = policy.task.steps
+    loop = TurnLoop(policy, environment, policy.tools, limits.max_turns, costs, steps)
     try:
         async with time_limit(limits.timeout_s, paused_s=lambda: policy.outage.lost_s):
             ending = await loop.run()

@@ -35,6 +35,7 @@ from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
 from etude.trainer.rollouts.sandbox_client import ChangeTooLargeError, EnvironmentLostError
 from etude.trainer.rollouts.snapshot_client import fork_request
 from etude.trainer.rollouts.task_setup import SetupFailedError
+from etude.trainer.rollouts.task_steps import StepContent, StepProgress, check_changes
 from etude.trainer.routing.router import Router
 from etude.trainer.seeding import derive_seed
 from etude.v1 import environments_pb2, rollout_pb2
@@ -74,6 +75,8 @@ class GroupRunner:
     """Bounds the groups of a worker that are prepared and wait for slots."""
     saves_end_state: bool = False
     """True if the end state is snapshotted, to be graded in a fork."""
+    steps: Sequence[StepContent] = ()
+    """Of the task, if it has several."""
     retried: int = 0
     tally: FailoverCounts = field(default_factory=FailoverCounts)
     """Counts of lost and replaced environments."""
@@ -273,8 +276,10 @@ class GroupRunner:
 
     async def _run(self, index: int, environment: FailoverEnvironment) -> rollout_pb2.Rollout:
         limits, outage = self.order.limits, environment.outage
+        progress = StepProgress(self.steps, environment)
+        await progress.begin_first()
         started = time.monotonic()
-        trajectory = await self._sample(index, environment)
+        trajectory = await self._sample(index, environment, progress)
         own_s = time.monotonic() - started - outage.lost_s
         if _was_cut_off(trajectory, is_late=own_s >= limits.timeout_seconds):
             return lost_rollout(
@@ -283,14 +288,20 @@ class GroupRunner:
         rollout = messages.to_rollout_message(trajectory)
         try:
             rollout.diff = await environment.diff()
+            rollout.steps.extend(progress.records())
+            check_changes(rollout)
         except ChangeTooLargeError as error:
             rollout.ending, rollout.fault = rollout_pb2.ENDING_CHANGE_TOO_LARGE, str(error)
+            rollout.ClearField("diff")
+            rollout.ClearField("steps")
             return rollout
         if self.saves_end_state:
             rollout.snapshot_id = await self._snapshot_end(environment)
         return rollout
 
-    async def _sample(self, index: int, environment: FailoverEnvironment) -> Trajectory:
+    async def _sample(
+        self, index: int, environment: FailoverEnvironment, progress: StepProgress
+    ) -> Trajectory:
         """The policy's work in the environment."""
         order, outage, limits = self.order, environment.outage, self.order.limits
         bounds = RolloutLimits(
@@ -300,7 +311,10 @@ class GroupRunner:
             timeout_s=limits.timeout_seconds,
         )
         task = RolloutTask(
-            instruction=self._instruction, temperature=order.temperature, seed=self._seed(index)
+            instruction=self._instruction,
+            temperature=order.temperature,
+            seed=self._seed(index),
+            steps=progress if self.steps else None,
         )
         if isinstance(self.chat, EndpointClient):
             policy = EndpointPolicy(

@@ -46,6 +46,8 @@ class Scorer:
         for rollout in rollouts:
             rollout.ClearField("diff")  # only scoring reads it, and it would fill the journal
             rollout.ClearField("snapshot_id")
+            for step in rollout.steps:
+                step.ClearField("diff")
         return [
             journal_pb2.JournalRollout(rollout=rollout, reward=records[rollout.rollout_id])
             for rollout in rollouts

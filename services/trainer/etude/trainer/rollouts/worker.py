@@ -2,7 +2,9 @@
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from etude.agent.chat import ChatFormat
 from etude.agent.chat.native_form import find_native_form
@@ -13,7 +15,9 @@ from etude.common.api.run.phases import RolloutPolicy
 from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError, StoreError, UserError
 from etude.common.harbor import task_file
+from etude.common.harbor.task_file import TaskFile
 from etude.common.stores import find_model_folder, open_run_store
+from etude.trainer.rollouts import task_steps
 from etude.trainer.rollouts.client_pool import ClientPool
 from etude.trainer.rollouts.endpoint_policy import EndpointClient
 from etude.trainer.rollouts.environments import GroupEnvironments
@@ -23,6 +27,7 @@ from etude.trainer.rollouts.leases import RolloutSlots
 from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, WorkerConfig
 from etude.trainer.rollouts.scoring import Scorer
 from etude.trainer.rollouts.task_setup import TaskSetup
+from etude.trainer.rollouts.task_steps import StepContent
 from etude.trainer.routing.router import Router
 from etude.trainer.routing.table import Loads, RoutingUpdate
 from etude.v1 import journal_pb2, rollout_pb2
@@ -31,6 +36,7 @@ UPCOMING_GROUPS = 2
 """Groups of a worker that are prepared while earlier ones hold all of its slots."""
 RETRY_S = 1.0
 """Pause before a failed read of the store is retried."""
+_T = TypeVar("_T")
 
 
 class RolloutWorker:
@@ -78,8 +84,10 @@ class RolloutWorker:
             upcoming=self._upcoming,
         )
         try:
-            instruction = await self._instruction(order)
-            metadata = await self._task_metadata(order)
+            settings = await self._task_settings(order)
+            runner.steps = await self._retry_read(partial(self._read_steps, order, settings))
+            instruction = await self._instruction(order, runner.steps)
+            metadata = settings.metadata
             environments.image = metadata.etude_image or ""
             start.setup = TaskSetup.of_task(metadata)
             runner.saves_end_state = metadata.etude_grade == "fork"
@@ -111,17 +119,24 @@ class RolloutWorker:
         )
         return await scorer.score(order, rollouts)
 
-    async def _instruction(self, order: GroupRequest) -> str:
-        """Read the instruction of the task, which must leave room for a completion.
+    def _read_steps(self, order: GroupRequest, settings: TaskFile) -> Sequence[StepContent]:
+        store = open_run_store(order.task_uri, self.config.storage)
+        return task_steps.read_steps(store, settings.steps)
+
+    async def _instruction(self, order: GroupRequest, steps: Sequence[StepContent]) -> str:
+        """Read the task's instruction, or its first step's; it must leave room for a completion.
 
         Raises:
             CorruptError: it is not text.
         """
-        data = await self._read_with_retry(order.task_uri, "instruction.md")
-        try:
-            instruction = data.decode().strip()
-        except UnicodeDecodeError as cause:
-            raise CorruptError(f"instruction.md is not UTF-8: {cause}") from cause
+        if steps:
+            instruction = steps[0].instruction
+        else:
+            data = await self._read_with_retry(order.task_uri, "instruction.md")
+            try:
+                instruction = data.decode().strip()
+            except UnicodeDecodeError as cause:
+                raise CorruptError(f"instruction.md is not UTF-8: {cause}") from cause
         limits = order.limits
         if isinstance(self._chat, ChatFormat):
             first_prompt(self._chat, self._tools(limits), instruction, max_tokens=limits.max_tokens)
@@ -137,25 +152,32 @@ class RolloutWorker:
             self._toolsets[key] = tools
         return self._toolsets[key]
 
-    async def _task_metadata(self, order: GroupRequest) -> task_file.MetadataSection:
-        """Read the task's settings of its environments.
+    async def _task_settings(self, order: GroupRequest) -> TaskFile:
+        """Read the task's settings.
 
         Raises:
             CorruptError: the task's settings cannot be read.
         """
         data = await self._read_with_retry(order.task_uri, "task.toml")
         try:
-            settings = task_file.parse_task_file(data.decode())
+            return task_file.parse_task_file(data.decode())
         except ValueError as cause:
             raise CorruptError(f"task.toml: {cause}") from cause
-        return settings.metadata
 
     async def _read_with_retry(self, task_uri: str, name: str) -> bytes:
         store = open_run_store(task_uri, self.config.storage)
+        return await self._retry_read(partial(store.get, name))
+
+    async def _retry_read(self, read: Callable[[], _T]) -> _T:
+        """Read in a thread, again while the store does not answer.
+
+        Raises:
+            StoreError: it does not answer for the limit of an outage.
+        """
         waited_s = 0.0
         while True:
             try:
-                return await asyncio.to_thread(store.get, name)
+                return await asyncio.to_thread(read)
             except StoreError:
                 if waited_s > self.config.outage_s:
                     raise

@@ -18,6 +18,7 @@ from etude.envserver.tasks.formats.imported_task import ImportedTask, ImportRefu
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 _BUILD_FILES = frozenset({"Dockerfile", ".dockerignore"})
 _SHELL = re.compile(rb"#!\s*(/usr)?/bin/(env\s+)?(ba)?sh\b")
+_STEP_INSTRUCTION = re.compile(r"steps/[^/]+/instruction\.md")
 _NETWORK = {"allow_internet", "network_mode", "allowed_hosts"}
 
 
@@ -116,25 +117,30 @@ def _files(folder: Path) -> dict[str, File]:
 
 
 def _table(found: Tree) -> dict[str, Any]:
-    for name in ("task.toml", "instruction.md", "tests/test.sh"):
-        if name not in found:
-            steps = " (tasks of several steps are not read)" if name != "task.toml" else ""
-            raise ImportRefusedError(name, f"is missing{steps}")
-    for name in ("tests/test.sh", "solution/solve.sh"):
-        data = found[name].content if name in found else b""
-        if data.startswith(b"#!") and not _SHELL.match(data):
-            raise ImportRefusedError(name, "its first line names another program than sh and bash")
+    if "task.toml" not in found:
+        raise ImportRefusedError("task.toml", "is missing")
     try:
-        return tomllib.loads(found["task.toml"].content.decode())
+        raw = tomllib.loads(found["task.toml"].content.decode())
     except (ValueError, RecursionError) as cause:
         raise ImportRefusedError("task.toml", f"is not TOML: {cause}") from cause
+    needed = [f"steps/{step.get('name')}/instruction.md" for step in _steps(raw)]
+    for name in needed or ("instruction.md", "tests/test.sh"):
+        if name not in found:
+            raise ImportRefusedError(name, "is missing")
+    for name, file in found.items():
+        is_run = name.endswith(("tests/test.sh", "solution/solve.sh", "workdir/setup.sh"))
+        if is_run and file.content.startswith(b"#!") and not _SHELL.match(file.content):
+            raise ImportRefusedError(name, "its first line names another program than sh and bash")
+    return raw
 
 
 def _without_network(raw: dict[str, Any]) -> list[str]:
     """Remove permissions to use a network; returns a note for each."""
     notes = []
-    for section in ("environment", "verifier", "agent"):
-        table = raw.get(section)
+    tables = {name: raw.get(name) for name in ("environment", "verifier", "agent")}
+    for number, step in enumerate(_steps(raw)):
+        tables |= {f"steps.{number}.{name}": step.get(name) for name in ("verifier", "agent")}
+    for section, table in tables.items():
         if not isinstance(table, dict):
             continue
         for key in sorted(_NETWORK & table.keys()):
@@ -142,6 +148,12 @@ def _without_network(raw: dict[str, Any]) -> list[str]:
             if value not in (False, "no-network", None, []):
                 notes.append(f"{section}.{key} = {value!r}, but sandboxes have no network")
     return notes
+
+
+def _steps(raw: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The steps as they are written, of those that can be any."""
+    found = raw.get("steps")
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def _take_key(raw: dict[str, Any], section: str, key: str) -> str | None:
@@ -166,14 +178,21 @@ def _refuse_services(found: Tree) -> None:
 
 def _parts(found: Tree) -> dict[str, File]:
     """The files that stay as they are."""
-    kept = {"instruction.md": found["instruction.md"]}
-    return kept | {p: f for p, f in found.items() if p.startswith(("tests/", "solution/"))}
+    kept = {p: f for p, f in found.items() if p.startswith(("tests/", "solution/", "steps/"))}
+    return kept | {"instruction.md": found.get("instruction.md") or _join_instructions(found)}
+
+
+def _join_instructions(found: Tree) -> File:
+    """The instructions of all steps, for people and for judges; agents are given one at a time."""
+    texts = (f.content.strip() for p, f in sorted(found.items()) if _STEP_INSTRUCTION.fullmatch(p))
+    return File(b"\n\n".join(texts) + b"\n")
 
 
 def _settings(raw: dict[str, Any], folder: str) -> TaskFile:
-    artifacts = raw.get("artifacts")
-    if isinstance(artifacts, list):
-        raw["artifacts"] = [_relocate(each, folder) for each in artifacts]
+    for table in (raw, *_steps(raw)):
+        artifacts = table.get("artifacts")
+        if isinstance(artifacts, list):
+            table["artifacts"] = [_relocate(each, folder) for each in artifacts]
     return task.parse_settings(toml.write_toml(raw).encode(), Path("task.toml"))
 
 
@@ -193,6 +212,8 @@ def _text(raw: Mapping[str, Any], settings: TaskFile, image: str | None) -> str:
         for name, value in raw.items()
         if name not in unknown
     }
+    if steps := _steps(raw):
+        table["steps"] = [_known_step(step, unknown, n) for n, step in enumerate(steps)]
     if image is not None:
         table["metadata"] = {**table.get("metadata", {}), "etude_image": image}
     return toml.write_toml(table)
@@ -200,6 +221,15 @@ def _text(raw: Mapping[str, Any], settings: TaskFile, image: str | None) -> str:
 
 def _keep_known(table: Mapping[str, Any], unknown: set[str], path: str) -> dict[str, Any]:
     return {name: value for name, value in table.items() if f"{path}{name}" not in unknown}
+
+
+def _known_step(step: Mapping[str, Any], unknown: set[str], number: int) -> dict[str, Any]:
+    path = f"steps.{number}."
+    return {
+        name: _keep_known(value, unknown, f"{path}{name}.") if isinstance(value, dict) else value
+        for name, value in step.items()
+        if f"{path}{name}" not in unknown
+    }
 
 
 def find_tasks(places: Sequence[Path]) -> list[Path]:

@@ -255,6 +255,8 @@ def _rollout_row(record: journal_pb2.JournalRollout, reader: PieceReader | None)
         "newest": str(VersionId.from_proto(rollout.newest)),
         "trace_id": rollout.trace_id,
     }
+    if rollout.steps:
+        row["steps"] = [step.name for step in rollout.steps]
     if rollout.costs.turns and not rollout.links:
         _remove_tokens(row)
     if reward.WhichOneof("result") == "reward":
