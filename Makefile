@@ -193,8 +193,9 @@ bench-groups: $(READY) ## one set-up and 16 forks against 16 set-ups: bench/out/
 bench-scale: $(READY) ## one run over several brokers, one killed under load: bench/out/scale.json (simulated nodes, idle, minutes)
 	$(RUN) python bench/scale.py
 
-bench-lending: $(READY) ## a floor of a pool lent to rollouts, in bursts of people: bench/out/lending.json (driver Process, idle, three minutes)
+bench-lending: $(READY) ## slots and engines of users lent to rollouts, in bursts of people: bench/out/lending.json (driver Process, two small engines, idle, six minutes)
 	$(RUN) python bench/lending.py
+	$(RUN) pytest -q --numprocesses=0 tests/integration/inference/test_lent_engines.py
 
 bench-routing: $(READY) ## throughput, balance and prefix hits of 1 to 8 engines (simulated, a minute)
 	$(RUN) python bench/routing.py

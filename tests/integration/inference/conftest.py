@@ -136,6 +136,8 @@ class RoleProcess:
     """spec.weights of the run."""
     channel: str = ""
     """Channel that it follows."""
+    lending: Mapping[str, str] = field(default_factory=dict)
+    """Variables of an engine that is lent."""
     sizes: Mapping[str, int] | None = None
     """Of spec.roles.inference, where they are not those of the tiny policy."""
     store: Store = field(init=False)
@@ -160,6 +162,7 @@ class RoleProcess:
             "ETUDE_PROBE_PORT": str(self.probe_port),
             "ETUDE_POD": self.pod,
             "ETUDE_CHANNEL": self.channel,
+            **self.lending,
             "ETUDE_TRACES_FILE": str(self.folder / "traces.jsonl"),
             "OMP_NUM_THREADS": "1",
             # An image for CPU engines has no compiler, and none may be needed.

@@ -49,6 +49,11 @@ class PlayedEngine(inference_pb2_grpc.InferenceServiceServicer):
     number: int = 3
     """Of the policy version."""
     run_uid: str = "run-1"
+    lending: int = weights_pb2.LENDING_STATE_SERVING
+    user_turns_peak: int = 0
+    observed_s: float = 1e6
+    loans: list[int] = field(default_factory=list)
+    """Seconds of each; 0 for a recall."""
     requests: list[inference_pb2.GenerateRequest] = field(default_factory=list)
     is_cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -60,6 +65,8 @@ class PlayedEngine(inference_pb2_grpc.InferenceServiceServicer):
             inference_pb2.GenerateRequest, inference_pb2.GenerateResponse
         ],
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        if self.lending != weights_pb2.LENDING_STATE_SERVING:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "lent")
         self.requests.append(request)
         ids = self._continue([*request.prompt_token_ids])[: request.sampling.max_tokens]
         size = request.message_tokens or len(ids)
@@ -120,7 +127,7 @@ class PlayedEngine(inference_pb2_grpc.InferenceServiceServicer):
 
 @dataclass(slots=True)
 class PlayedWeights(weights_pb2_grpc.WeightServiceServicer):
-    """Reports the version of an engine."""
+    """Reports the version and the load of an engine, and lends it."""
 
     engine: PlayedEngine
 
@@ -132,8 +139,31 @@ class PlayedWeights(weights_pb2_grpc.WeightServiceServicer):
             weights_pb2.GetWeightStatusRequest, weights_pb2.GetWeightStatusResponse
         ],
     ) -> weights_pb2.GetWeightStatusResponse:
-        live = weights_pb2.PolicyVersion(epoch=1, number=self.engine.number)
-        return weights_pb2.GetWeightStatusResponse(status=weights_pb2.WeightStatus(live=live))
+        return weights_pb2.GetWeightStatusResponse(status=self._status())
+
+    @override
+    async def SetLending(
+        self,
+        request: weights_pb2.SetLendingRequest,
+        context: grpc.aio.ServicerContext[
+            weights_pb2.SetLendingRequest, weights_pb2.SetLendingResponse
+        ],
+    ) -> weights_pb2.SetLendingResponse:
+        self.engine.loans.append(request.seconds)
+        self.engine.lending = (
+            weights_pb2.LENDING_STATE_LENT
+            if request.seconds
+            else weights_pb2.LENDING_STATE_RETURNING
+        )
+        return weights_pb2.SetLendingResponse(status=self._status())
+
+    def _status(self) -> weights_pb2.WeightStatus:
+        return weights_pb2.WeightStatus(
+            live=weights_pb2.PolicyVersion(epoch=1, number=self.engine.number),
+            lending=self.engine.lending,  # type: ignore[arg-type]  # a number of the enum
+            user_turns_peak=self.engine.user_turns_peak,
+            observed_seconds=self.engine.observed_s,
+        )
 
 
 @dataclass(slots=True)

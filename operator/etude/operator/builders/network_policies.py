@@ -165,25 +165,25 @@ def route_policies(
         asks_issuer: its pods get their certificates from the chart's own issuer.
     """
     ours = {names.ROUTE: route.metadata.name}
-    channels = route.spec.channels.by_name
+    pods = {name: {**ours, names.ROLE: name} for name in route.spec.channels.by_name}
     issuer = _issuer_egress(operator_namespace) if asks_issuer else []
     store = _external_egress(run.spec.storage, None) + issuer
     signals = _external_egress(run.spec.storage, run.spec.observability.otlp_endpoint) + issuer
     gateway = {**ours, names.ROLE: names.GATEWAY}
-    to_engines = [_to({**ours, names.ROLE: channel}, channel) for channel in channels]
+    to_engines = [_to(selected, channel) for channel, selected in pods.items()]
     feedback = {**ours, names.ROLE: names.FEEDBACK}
     public = {
         role: {"ports": _ports([PORTS[role]["http"]])} for role in (names.GATEWAY, names.FEEDBACK)
     }
+    callers: dict[str, list[Selector]] = {channel: [gateway] for channel in pods}
+    loans = []
+    if route.spec.channels.lending is not None:
+        trainer = _role_selector(run, names.TRAINER)
+        callers[names.STABLE].append(trainer)
+        loans = [_policy(route, "borrower", trainer, [], to_engines[:1])]
     engines = [
-        _policy(
-            route,
-            channel,
-            {**ours, names.ROLE: channel},
-            [_from([gateway], channel)],
-            signals,
-        )
-        for channel in channels
+        _policy(route, channel, selected, [_from(callers[channel], channel)], signals)
+        for channel, selected in pods.items()
     ]
     to_services = [*store, *to_engines, _to(feedback, names.FEEDBACK)]
     from_callers = [
@@ -193,6 +193,7 @@ def route_policies(
     ]
     return [
         *engines,
+        *loans,
         _policy(route, names.GATEWAY, gateway, [public[names.GATEWAY]], to_services),
         _policy(route, names.FEEDBACK, feedback, from_callers, store),
     ]

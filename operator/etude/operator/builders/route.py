@@ -143,6 +143,8 @@ class _Builder(NamedTuple):
             "channels": storage.to_json(),
             **targets,
         }
+        if (lending := self.route.spec.channels.lending) is not None:
+            found["lending"] = lending.to_json()
         if self.route.spec.gateway.record_turns:
             service, port = self.child(names.FEEDBACK), PORTS[names.FEEDBACK]["grpc"]
             feedback = named_target(service, f"{service}:{port}")
@@ -160,6 +162,7 @@ class _Builder(NamedTuple):
                 env("ETUDE_RUN_FILE", f"{SPEC_FOLDER}/run.json"),
                 env("ETUDE_HTTP_PORT", str(ENGINE_HTTP_PORT)),
                 env("ETUDE_CHANNEL", channel),
+                *self._lending_env(channel),
                 *(env(item.name, item.value) for item in engines.env),
             ],
             secret=self._store_secret(),
@@ -185,6 +188,15 @@ class _Builder(NamedTuple):
                 patch=pod_overrides.template_patch(engines.pod_template),
             ),
         )
+
+    def _lending_env(self, channel: str) -> list[Manifest]:
+        lending = self.route.spec.channels.lending
+        if lending is None or channel != names.STABLE:
+            return []
+        return [
+            env("ETUDE_LENDING_RUN", self.run.metadata.name),
+            env("ETUDE_LENDING_WINDOW_S", str(lending.window_seconds)),
+        ]
 
     def _gateway_pod(self, config: Manifest) -> RolePod:
         gateway = self.route.spec.gateway

@@ -23,6 +23,7 @@ from etude.operator.manifests import (
     uid,
 )
 from etude.operator.remotes.report_store import ReportStore, RunReport
+from etude.operator.runs.capacity.lenders import find_lenders
 from etude.operator.runs.capacity.plan_accuracy import inaccurate_plans
 from etude.operator.runs.checkpoints import start_weights
 from etude.operator.runs.checkpoints.lineage import is_off_lineage
@@ -64,6 +65,8 @@ class ObservedRun:
     """Environments that it leases in all pools, by the brokers' newest reports."""
     plan_ratios: Mapping[str, float] = field(default_factory=dict)
     """Ratio of requested to planned environments, by the pools that ignore its plan."""
+    lenders: Sequence[str] = ()
+    """Engines of routes that may lend to it, each host:port."""
     report: RunReport = field(default_factory=RunReport)
     served: frozenset[str] = frozenset()
     """Served kinds of other projects that the run needs."""
@@ -225,6 +228,7 @@ def observe_run(
             (c for c in checkpoints if not c.saved_state.uri and not c.metadata.deletion_timestamp),
             key=lambda c: (c.metadata.creation_timestamp or "", c.metadata.name),
         ),
+        lenders=find_lenders(cluster, run),
         report=reports.run(run.metadata.uid),
         served=cluster.usable_kinds(apis.needed_kinds(apis.run_needs(run))),
         problem=problem,

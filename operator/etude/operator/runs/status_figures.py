@@ -81,6 +81,7 @@ def _reported_figures(run: RLRun, report: run_pb2.RunStatus) -> dict[str, object
             text=f"{report.step}/{report.target_step}",
         ),
         "policy_version": report.policy_version,
+        "lent_engines": report.lent_engines,
         "tokens_per_second": format_figure(report.tokens_per_second),
         "rollouts": RolloutStatus(
             in_flight=counts.in_flight,

@@ -56,6 +56,14 @@ WAITING_RECORD_BYTES = Gauge(
     "etude_gateway_waiting_record_bytes",
     "Records of turns that are not durable yet.",
 )
+LENT_ENGINES = Gauge(
+    "etude_gateway_lent_engines",
+    "Engines of the stable channel that sample rollouts of the run, as this process sees them.",
+)
+NEEDED_ENGINES = Gauge(
+    "etude_gateway_needed_engines",
+    "Engines of the stable channel that users need, by their turns of the last minutes.",
+)
 CANARY_RECORD = Gauge(
     "etude_gateway_canary_record",
     "Number of the newest record of the canary channel.",

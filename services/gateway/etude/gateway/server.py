@@ -44,6 +44,7 @@ async def serve(route: Route, settings: Settings) -> None:
                 http = group.create_task(server.serve(sockets=[listener]), name="http")
                 writing = group.create_task(_write_turns(parts), name="turn-log")
                 watching = group.create_task(_watch_canary(parts), name="canary-channel")
+                lending = group.create_task(_lend_engines(parts), name="lend-engines")
                 host, port = listener.getsockname()[:2]
                 log.info("serving %s on %s port %d", route.model, host, port)
                 probes.ready = True
@@ -53,6 +54,7 @@ async def serve(route: Route, settings: Settings) -> None:
                 await http
                 await _finish_turns(parts, writing)
                 watching.cancel()
+                lending.cancel()
             for connection in parts.connections:
                 await connection.close()
             await probes.stop()
@@ -66,6 +68,11 @@ async def _write_turns(parts: Parts) -> None:
 async def _watch_canary(parts: Parts) -> None:
     if parts.canary is not None:
         await parts.canary.run()
+
+
+async def _lend_engines(parts: Parts) -> None:
+    if parts.lender is not None:
+        await parts.lender.run()
 
 
 async def _finish_turns(parts: Parts, writing: "asyncio.Task[None]") -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Self
 from pydantic import Field, ValidationError, model_validator
 
 from etude.common.api.meta import Model, Uri
+from etude.common.api.route.spec import EngineLending
 from etude.common.api.storage import Storage, StoreAccess
 from etude.common.errors import Problem, UserError
 from etude.common.release.channels import ChannelExperiment
@@ -39,6 +40,8 @@ class Route(Model):
     """Store of the turns of users who consent; nothing is recorded without it."""
     feedback: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """Feedback service, host:port of its gRPC: it gives the keys under which records are sealed."""
+    lending: EngineLending | None = None
+    """Rules by which engines of the stable channel are lent to the run's rollouts."""
     record_unencrypted: bool = False
     """True records without `feedback`: users' text as tokens that no erasure reaches."""
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -59,6 +59,8 @@ class EngineFleet:
     """Of one call."""
     standby: Sequence[str] = ()
     """Engines of another version, asked where none of these samples."""
+    lent: Collection[str] = ()
+    """Those that refuse turns of users, as they are lent."""
     _failed_s: dict[str, float] = field(default_factory=dict)
     _info: inference_pb2.GetEngineInfoResponse | None = None
 
@@ -181,6 +183,8 @@ class EngineFleet:
         )
 
     def _is_avoided(self, target: str) -> bool:
+        if target in self.lent:
+            return True
         failed_s = self._failed_s.get(target)
         return failed_s is not None and time.monotonic() - failed_s < AVOID_S
 

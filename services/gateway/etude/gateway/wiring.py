@@ -15,6 +15,7 @@ from etude.common.stores import WEIGHT_SUFFIXES, local_folder, open_run_store
 from etude.common.turn_log import TurnLog
 from etude.gateway.app import GatewayApp
 from etude.gateway.canary import CanaryWatch
+from etude.gateway.lending import EngineLender
 from etude.gateway.recording import TurnRecorder
 from etude.gateway.sealing_keys import SealingKeys
 from etude.gateway.sessions import Sessions
@@ -36,6 +37,8 @@ class Parts:
     log: TurnLog | None
     canary: CanaryWatch | None
     """None: the route decides which users have the canary."""
+    lender: EngineLender | None
+    """None: no engine is ever lent."""
     connections: Sequence[grpc.aio.Channel]
 
 
@@ -89,7 +92,19 @@ def assemble(route: Route, settings: Settings, chat: ChatFormat) -> Parts:
         find_experiment=lambda: route.experiment if canary is None else canary.experiment,
         max_body_bytes=settings.max_body_mib << 20,
     )
-    return Parts(app, recorder.log if recorder else None, canary, [*connections.values()])
+    lender = _lender(route, connections, [*fleets.values()])
+    return Parts(app, recorder.log if recorder else None, canary, lender, [*connections.values()])
+
+
+def _lender(
+    route: Route, connections: Mapping[str, grpc.aio.Channel], fleets: Sequence[EngineFleet]
+) -> EngineLender | None:
+    if route.lending is None:
+        return None
+    stubs = {
+        target: weights_pb2_grpc.WeightServiceStub(connections[target]) for target in route.stable
+    }
+    return EngineLender(route.lending, stubs, fleets)
 
 
 def _watch_canary(route: Route, connections: Mapping[str, grpc.aio.Channel]) -> CanaryWatch | None:

@@ -33,6 +33,15 @@ WEIGHTS_AUDIT = Counter(
 WEIGHTS_LAG = Gauge(
     "etude_weights_lag_versions", "Newest accepted number minus the live one", ["replica"]
 )
+LENDING_LENT = Gauge(
+    "etude_lending_lent",
+    "1 while the engine of a channel samples rollouts, at the run's newest version",
+)
+LENDING_RETURN_SECONDS = Histogram(
+    "etude_lending_return_seconds",
+    "Time from the end of a loan until the version of the channel is live again",
+    buckets=_FAST,
+)
 CHANNEL_RECORD = Gauge(
     "etude_channel_record",
     "Number of the newest record of the channel that is followed",

@@ -1,6 +1,7 @@
 """RPC services of the inference role: sampling and weight updates."""
 
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
@@ -10,9 +11,11 @@ from opentelemetry.trace import SpanKind
 from typing_extensions import override
 
 from etude.common import telemetry
-from etude.common.errors import ReusedIdError, UnavailableError
+from etude.common.errors import ReusedIdError, UnavailableError, WrongStateError
+from etude.common.tls import policy
 from etude.common.weights import VersionId
 from etude.inference.engine.interface import Finish, PolicyEngine, TokenChunk
+from etude.inference.lending import LendingControl
 from etude.inference.serving import messages
 from etude.inference.serving.messages import policy_spans
 from etude.inference.updates.follower import VersionFollower
@@ -42,6 +45,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Run whose versions are served."""
     instance: str = ""
     """Name of this process in the spans of its tokens."""
+    lending: LendingControl | None = None
+    """Of an engine of a channel; others sample for everyone."""
     _running: set[str] = field(default_factory=set)
 
     @override
@@ -59,11 +64,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         sample = messages.sample_request(request, self.engine.info)
         with (
             self._slot(sample.request_id),
+            self._admit(request, context) as lending,
             _model_call(request, self, context) as call,
         ):
-            async with contextlib.aclosing(self.engine.generate(sample)) as pieces:
-                async for piece in pieces:
-                    yield call.response(piece)
+            async with contextlib.aclosing(self.engine.generate(sample)) as sampled:
+                given = sampled if lending is None else lending.until_recalled(sampled)
+                async with contextlib.aclosing(given) as pieces:
+                    async for piece in pieces:
+                        yield call.response(piece)
 
     @override
     async def GetEngineInfo(
@@ -81,6 +89,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             max_concurrent=info.max_concurrent,
             http_port=self.http_port,
         )
+
+    @contextlib.contextmanager
+    def _admit(
+        self, request: inference_pb2.GenerateRequest, context: policy.AuthenticatedCall
+    ) -> Iterator[LendingControl | None]:
+        """Count a call of an engine that is lent at times; give the loan that ends the call."""
+        if self.lending is None:
+            yield None
+            return
+        self.lending.refuse_other_run(policy.caller_of(context), is_rollout=request.is_rollout)
+        with self.lending.admit(is_rollout=request.is_rollout):
+            yield self.lending if request.is_rollout else None
 
     @contextlib.contextmanager
     def _slot(self, request_id: str) -> Iterator[None]:
@@ -169,7 +189,7 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
             weights_pb2.GetWeightStatusRequest, weights_pb2.GetWeightStatusResponse
         ],
     ) -> weights_pb2.GetWeightStatusResponse:
-        return weights_pb2.GetWeightStatusResponse(status=self.follower.status.to_proto())
+        return weights_pb2.GetWeightStatusResponse(status=self._status())
 
     @override
     async def WatchWeightStatus(
@@ -241,3 +261,34 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
         is_pinned = request.HasField("version")
         target = VersionId.from_proto(request.version) if is_pinned else None
         return weights_pb2.SetTargetResponse(status=self.follower.set_target(target).to_proto())
+
+    @override
+    async def SetLending(
+        self,
+        request: weights_pb2.SetLendingRequest,
+        context: grpc.aio.ServicerContext[
+            weights_pb2.SetLendingRequest, weights_pb2.SetLendingResponse
+        ],
+    ) -> weights_pb2.SetLendingResponse:
+        lending = self._lending
+        if lending is None:
+            raise WrongStateError(
+                f"{self.follower.status.replica} follows no channel: it belongs to a run"
+            )
+        now_s = time.monotonic()
+        if request.seconds:
+            lending.lend(request.seconds, now_s=now_s)
+        else:
+            lending.recall(now_s=now_s)
+        return weights_pb2.SetLendingResponse(status=self._status())
+
+    @property
+    def _lending(self) -> LendingControl | None:
+        channel = self.follower.channel
+        return None if channel is None else channel.lending
+
+    def _status(self) -> weights_pb2.WeightStatus:
+        status = self.follower.status.to_proto()
+        if self._lending is not None:
+            self._lending.write_status(status, now_s=time.monotonic())
+        return status

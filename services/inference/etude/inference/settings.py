@@ -11,6 +11,7 @@ from etude.common import stores
 from etude.common.api.run.context_extension import ContextExtension
 from etude.common.api.run.engine_settings import EngineSettings
 from etude.common.api.run.phases import inherit_context
+from etude.common.demand import WINDOW_S
 from etude.common.errors import InvalidFieldError, Problem, UserError
 from etude.common.release.channels import channel_key
 from etude.common.role_inputs import ResolvedRun
@@ -37,6 +38,10 @@ class Settings:
     pod: str = "inference-0"
     channel: str = ""
     """Channel that decides which version is served; without one it is the run's newest."""
+    lending_window_s: int = round(WINDOW_S)
+    """Time for which a turn of a user counts as demand, where the engine of a channel is lent."""
+    lending_run: str = ""
+    """Name of the run that the engine of a channel is lent to; empty if it never is."""
     scratch: Path
     traces_file: Path | None = None
     threads: int
@@ -58,6 +63,10 @@ class Settings:
             probe_port=_port(env, "ETUDE_PROBE_PORT", 8080),
             pod=env.get("ETUDE_POD", "inference-0"),
             channel=_channel(env),
+            lending_window_s=_integer(
+                env, "ETUDE_LENDING_WINDOW_S", round(WINDOW_S), low=1, high=86_400
+            ),
+            lending_run=env.get("ETUDE_LENDING_RUN", ""),
             scratch=Path(_required(env, "ETUDE_SCRATCH")),
             traces_file=Path(traces) if traces else None,
             threads=_integer(env, "OMP_NUM_THREADS", len(os.sched_getaffinity(0)), low=1),

@@ -9,6 +9,7 @@ from etude.common.role_inputs import ResolvedRun
 from etude.common.rpc.server import Server
 from etude.common.stores import open_run_store
 from etude.inference.engine.replica import Replica
+from etude.inference.lending import LendingControl
 from etude.inference.service import SERVICES, InferenceServicer, WeightServicer
 from etude.inference.serving.openai import HttpServer, PolicyVersionMiddleware
 from etude.inference.serving.openai_app import build_openai_app
@@ -40,7 +41,12 @@ class InferenceRole:
         channel = self.settings.channel
         self.follower = VersionFollower(
             stager=Stager(store, self.run.uid, self.settings.scratch),
-            channel=FollowedChannel(store=store, name=channel, run_uid=self.run.uid)
+            channel=FollowedChannel(
+                store=store,
+                name=channel,
+                run_uid=self.run.uid,
+                lending=LendingControl(self.settings.lending_run, self.settings.lending_window_s),
+            )
             if channel
             else None,
             engine=self.replica,
@@ -68,6 +74,7 @@ class InferenceRole:
             http_port=self._http.port,
             run_uid=self.run.uid,
             instance=self._instance,
+            lending=None if self.follower.channel is None else self.follower.channel.lending,
         )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
             inference, self._server.grpc_server

@@ -131,9 +131,24 @@ def test_gateways_call_the_engines_of_their_own_route_alone() -> None:
         # One without a route calls nobody, and a run's engines are its trainer's.
         for caller in (of("", "gateway"), of("a", "gateway")):
             assert refusal(caller, who("inference"), called)
-        assert refusal(who("trainer"), of("a", "stable"), called)
-        assert refusal(who("trainer", run=""), of("a", "stable"), called)
+    assert refusal(who("trainer"), of("a", "stable"), "/etude.v1.InferenceService/GetEngineInfo")
+    lend = "/etude.v1.WeightService/SetLending"
+    assert not refusal(of("a", "gateway"), of("a", "stable"), lend)
+    for caller in (of("b", "gateway"), who("trainer")):
+        assert refusal(caller, of("a", "stable"), lend)
     assert refusal(of("a", "gateway"), of("a", "stable"), "/etude.v1.WeightService/CommitVersion")
+
+
+def test_trainers_reach_engines_of_routes_which_choose_the_run_and_no_other_runs() -> None:
+    engine = Identity(domain="d", namespace="lab", route="a", role="stable")
+    for called in (
+        "/etude.v1.InferenceService/Generate",
+        "/etude.v1.WeightService/GetWeightStatus",
+    ):
+        assert not refusal(who("trainer"), engine, called)
+        assert refusal(who("trainer", namespace="other"), engine, called)
+        assert refusal(who("trainer", run="b"), who("inference", run="a"), called)
+        assert refusal(who("rewards"), engine, called)
 
 
 @given(st.sampled_from(METHODS), st.sampled_from(("operator", *IN_RUN, *IN_POOL)))

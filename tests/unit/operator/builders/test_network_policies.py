@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from etude.common.api.kinds import EnvPool, RLRun
+from etude.common.api.kinds import EnvPool, PolicyRoute, RLRun
 from etude.common.api.storage import Storage
 from etude.operator.builders import network_policies
 from etude.operator.builders import pool as desired_pools
 from etude.operator.builders import run as desired
 from etude.operator.builders.platform import Platform
+from etude.operator.builders.route import route_children
 from etude.operator.builders.run import RunShape
 from etude.operator.manifests import Manifest
 
@@ -291,6 +292,28 @@ def test_an_edge_is_open_to_all_and_reaches_its_pool(platform: Platform) -> None
     assert reaches(policies, STRANGER, part("edge"), 7050)
     for name in ("broker", "node"):
         assert reaches(policies, part("edge"), part(name), GRPC[name])
+
+
+@pytest.mark.parametrize("is_lent", [True, False])
+def test_a_runs_trainer_reaches_the_engines_that_its_route_may_lend(
+    run_body: Build, route_body: Build, platform: Platform, *, is_lent: bool
+) -> None:
+    run = RLRun.model_validate(run_body())
+    channels = {"stable": {"replicas": 2}, "canary": {}}
+    if is_lent:
+        channels["lending"] = {"turnsPerEngine": 8}
+    route = PolicyRoute.model_validate(route_body(channels=channels))
+    found = [
+        *desired.run_children(run, RunShape(images=platform.images), platform),
+        *route_children(route, run, platform.images, platform),
+    ]
+    policies = [m for m in found if m["kind"] == "NetworkPolicy"]
+    for channel in ("stable", "canary"):
+        engine = Pod({"etude.dev/route": "coder", "etude.dev/role": channel})
+        is_open = is_lent and channel == "stable"
+        assert reaches(policies, role("trainer"), engine, GRPC["inference"]) == is_open
+        assert not reaches(policies, role("trainer", "other"), engine, GRPC["inference"])
+        assert not reaches(policies, role("rewards"), engine, GRPC["inference"])
 
 
 def test_hosts_reach_the_code_search_service_that_their_pool_names(platform: Platform) -> None:

@@ -93,6 +93,29 @@ def test_engines_read_the_run_with_the_settings_of_their_channel(
     assert variables(made["StatefulSet", "canary"])["ETUDE_CHANNEL"] == "canary"
 
 
+def test_engines_of_the_stable_channel_are_lent_to_the_run_of_the_route_alone(
+    route_body: Any, run: RLRun, platform: Platform
+) -> None:
+    lending = {"leastReplicas": 1, "turnsPerEngine": 8, "windowSeconds": 60}
+    channels = {"stable": {"replicas": 3}, "canary": {}, "lending": lending}
+    made = children(route_body(channels=channels), run, platform)
+    route = Route.parse_known_fields(route_file(made))
+    assert route.lending is not None
+    assert (route.lending.least_replicas, route.lending.turns_per_engine) == (1, 8)
+    engine = variables(made["StatefulSet", "stable"])
+    assert (engine["ETUDE_LENDING_RUN"], engine["ETUDE_LENDING_WINDOW_S"]) == ("demo", "60")
+    assert EngineSettings.from_env(engine).lending_window_s == 60
+    assert "ETUDE_LENDING_RUN" not in variables(made["StatefulSet", "canary"])
+
+
+def test_more_engines_than_there_are_cannot_be_kept_from_rollouts(route_body: Any) -> None:
+    lending = {"leastReplicas": 3, "turnsPerEngine": 8}
+    with pytest.raises(ValueError, match="leastReplicas"):
+        PolicyRoute.model_validate(
+            route_body(channels={"stable": {"replicas": 2}, "lending": lending})
+        )
+
+
 def test_pods_are_replaced_when_the_file_that_they_read_changes(
     route_body: Any, run: RLRun, platform: Platform
 ) -> None:

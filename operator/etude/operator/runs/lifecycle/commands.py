@@ -7,7 +7,8 @@ from etude.operator import names
 from etude.operator.actions import SendCommand
 from etude.operator.builders import run_spec
 from etude.operator.builders.addresses import role_address
-from etude.operator.runs.capacity import engine_count
+from etude.operator.manifests import digest
+from etude.operator.runs.capacity import engine_count, lenders
 from etude.operator.runs.lifecycle import limits
 from etude.operator.runs.observe import ObservedRun
 from etude.v1 import run_pb2
@@ -33,6 +34,10 @@ def due_commands(run: RLRun, observed: ObservedRun) -> Iterator[SendCommand]:
     if scale is not None and run.status.engines is not None:
         what = f"engines/{scale.scale_engines.replicas}"
         yield command(run, scale, what, run.status.engines.version)
+    lend = lenders.lenders_command(observed.lenders, report.status)
+    if lend is not None:
+        what = digest({"lenders": list(observed.lenders)})
+        yield command(run, lend, f"lenders/{what}", report.status.policy_version)
     if report.status.observed_generation < run.metadata.generation:
         request = run_pb2.CommandRequest(
             configure=run_pb2.ConfigureRun(

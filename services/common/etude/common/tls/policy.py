@@ -45,6 +45,8 @@ class AllowedCaller(NamedTuple):
 _OPERATOR = (AllowedCaller(OPERATOR, Bond.DOMAIN),)
 _DRIVERS = (AllowedCaller(TRAINER, Bond.RUN), AllowedCaller(EVALUATOR, Bond.RUN))
 _GATEWAY = (AllowedCaller(GATEWAY, Bond.ROUTE),)
+_BORROWER = (AllowedCaller(TRAINER, Bond.USE),)
+"""Of engines that belong to no run: those of routes, which know the run that they are lent to."""
 _NODE = (AllowedCaller(NODE, Bond.POOL),)
 _BROKER = (AllowedCaller(BROKER, Bond.POOL),)
 _CLIENTS = (
@@ -61,8 +63,10 @@ ALLOWED_CALLERS: Mapping[str, tuple[AllowedCaller, ...]] = {
     "etude.v1.TurnKeyService": _GATEWAY,
     "etude.v1.FeedbackService": _GATEWAY,
     "etude.v1.InferenceService": (*_DRIVERS, *_GATEWAY),
+    "etude.v1.InferenceService/Generate": (*_DRIVERS, *_GATEWAY, *_BORROWER),
     "etude.v1.WeightService": _DRIVERS,
-    "etude.v1.WeightService/GetWeightStatus": (*_DRIVERS, *_GATEWAY),
+    "etude.v1.WeightService/GetWeightStatus": (*_DRIVERS, *_GATEWAY, *_BORROWER),
+    "etude.v1.WeightService/SetLending": _GATEWAY,
     "etude.v1.RewardService": _DRIVERS,
     "etude.v1.EnvBrokerService": _CLIENTS,
     "etude.v1.EnvBrokerService/Heartbeat": _NODE,

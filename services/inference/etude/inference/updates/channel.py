@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from etude.common.blobs import Store
 from etude.common.errors import CorruptError, EtudeError
@@ -15,6 +16,7 @@ from etude.common.release.channels import (
 )
 from etude.common.weights import VersionId
 from etude.inference import metrics
+from etude.inference.lending import LendingControl
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,13 @@ class FollowedChannel:
     """Run whose versions the engine can serve."""
     record: ChannelRecord | None = None
     """The newest record that could be used; None before the first."""
+    lending: LendingControl = field(default_factory=LendingControl)
+    """While it is lent, the run decides which version is served."""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the engine has changed hands."""
+
+    def __post_init__(self) -> None:
+        self.lending.on_change = self._changed.set
 
     def poll(self) -> VersionId | None:
         """Read the channel, and return the version that it serves; None if it serves nothing.
@@ -64,15 +73,19 @@ class FollowedChannel:
         return self.version
 
     async def wait(self, delay_s: float) -> None:
-        """Wait for so long, or until there is another record that can be used."""
+        """Wait for so long, or until the engine may have to serve another version."""
         before = self.record
         for number in range(max(1, round(delay_s / POLL_S))):
             if number:
                 with contextlib.suppress(EtudeError):  # the next poll() reports it
                     await asyncio.to_thread(self.poll)
-            if self.record is not before:
-                return
-            await asyncio.sleep(POLL_S)
+            self.lending.expire(now_s=time.monotonic())
+            if self.record is not before or self._changed.is_set():
+                break
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._changed.wait()
+        self._changed.clear()
 
     @property
     def version(self) -> VersionId | None:
@@ -88,8 +101,11 @@ class FollowedChannel:
         return f"channel {self.name!r} serves nothing since record {self.record.number}"
 
     def observe(self, live: VersionId | None) -> None:
-        """Update the metric of an engine with this live version."""
-        metrics.CHANNEL_FOLLOWED.labels(self.name).set(self.version in {None, live})
+        """Update the state and the metric of an engine with this live version."""
+        is_followed = self.version in {None, live}
+        if is_followed:
+            self.lending.confirm_returned(now_s=time.monotonic())
+        metrics.CHANNEL_FOLLOWED.labels(self.name).set(is_followed or self.lending.is_lent)
 
     def _find_earlier(self) -> ChannelRecord | None:
         """Find the newest record that can be used; None if there is none."""

@@ -80,10 +80,8 @@ class VersionLag:
 
 POLL_S = 1.0
 """Polling interval for versions that were not announced."""
-
 MAX_BACKOFF_S = 60.0
 """Longest backoff before a refused version is fetched again."""
-
 MAX_STORE_BACKOFF_S = 8.0
 """Longest backoff while the store is unreachable: a retry costs one call."""
 
@@ -109,7 +107,8 @@ class VersionFollower:
     instance: str = ""
     """Name of this process in the spans of its tokens; the replica's name unless set."""
     channel: FollowedChannel | None = None
-    """Channel that alone decides which version is served; None takes orders of a trainer."""
+    """Channel that decides which version is served, unless the engine is lent: then the newest of
+    the run is. None takes orders of a trainer."""
     target: VersionId | None = None
     """Pinned version, or that of the channel; None follows the newest."""
     _auditor: Auditor = field(init=False)
@@ -281,8 +280,10 @@ class VersionFollower:
 
     async def _find_wanted(self) -> VersionId | None:
         """Read which version to serve; None if there is none."""
-        if self.channel is not None:
+        if self.channel is not None and not self.channel.lending.is_lent:
             return await self._read_channel(self.channel)
+        if self.channel is not None:
+            self.target = None  # of the channel
         newest = await asyncio.to_thread(self._newest)
         if newest is None:
             return None

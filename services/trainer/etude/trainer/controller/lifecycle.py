@@ -251,6 +251,9 @@ async def _train_until_stopped(
     tasks = [
         asyncio.create_task(_forward_stop(stop, run.commands), name="stop"),
         asyncio.create_task(routing.run(), name="routing"),
+        asyncio.create_task(
+            run.publishing.engines.lent.run(lambda: run.commands.lenders), name="lent-engines"
+        ),
     ]
     code = await _train(run, inputs, opened)
     if code == 0:

@@ -174,6 +174,9 @@ class Run:
         self.throughput.write_status(status)
         engines = self.publishing.engines
         status.engines, status.engine_limit = len(engines.rotation), engines.num_addressed
+        status.lent_engines = engines.num_lent
+        del status.lender_targets[:]
+        status.lender_targets.extend(self.commands.lenders)
         self._write_problem(status)
 
     def _write_problem(self, status: run_pb2.RunStatus) -> None:

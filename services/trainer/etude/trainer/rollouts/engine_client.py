@@ -60,6 +60,7 @@ class EngineSampler(Sampler):
                     seed=_call_seed(seed, draft),
                 ),
                 message_tokens=MESSAGE_TOKENS,
+                is_rollout=True,
             )
             await self._sample_part(request, draft)
         num_tokens = len(draft.token_ids)

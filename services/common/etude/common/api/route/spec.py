@@ -18,13 +18,40 @@ class RouteRunRef(Model):
     """Its metadata.name, in the route's namespace."""
 
 
+class EngineLending(Model):
+    """Forecast by which engines of users are lent to rollouts of the run that a route serves."""
+
+    least_replicas: Annotated[int, Field(ge=1, le=1_024)] = 1
+    """Engines that are never lent."""
+    turns_per_engine: Annotated[int, Field(ge=1, le=100_000)]
+    """Turns of users that one engine samples at once within the latency that users shall have. A
+    third more than the most of the window is kept ready."""
+    window_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
+    """Time for which a turn counts as demand; an engine that started later than that is not yet
+    known, and nothing is lent."""
+
+
 class Channels(Model):
     """Engines by the channel that they follow."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.lending) || !has(self.stable.replicas)"
+            " || self.lending.leastReplicas <= self.stable.replicas",
+            holds=lambda s: s.lending is None or s.lending.least_replicas <= s.stable.replicas,
+            message="lending.leastReplicas must not be above stable.replicas",
+            fix="lower lending.leastReplicas, or raise stable.replicas",
+            field_path=".lending.leastReplicas",
+        ),
+    )
 
     stable: EngineRole
     """Engines of all users but those of an experiment's treatment."""
     canary: EngineRole | None = None
     """Engines of the users who try a candidate; without them nothing is tried."""
+    lending: EngineLending | None = None
+    """Lends engines of `stable` to rollouts of the run while users do without them; none are
+    without it."""
 
     @property
     def by_name(self) -> dict[str, EngineRole]:

@@ -300,6 +300,8 @@ class RLRunStatus(StatusModel):
     """Success on held-out tasks at the last evaluation."""
     policy_version: Count = 0
     """Newest published version."""
+    lent_engines: Count = 0
+    """Engines of PolicyRoutes that sample for it now, while their users do without them."""
     staleness: StalenessStatus | None = None
     """Age of what was trained on."""
     tokens_per_second: Figure | None = None

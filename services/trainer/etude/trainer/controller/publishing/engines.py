@@ -12,6 +12,7 @@ from etude.trainer.controller.publishing.engine_client import (
     ContentRefusedError,
     EngineWeightClient,
 )
+from etude.trainer.controller.publishing.lent_engines import LentEngines
 from etude.trainer.rollouts.protocol import RolloutWorkers
 from etude.trainer.routing.table import EngineState, RoutingTable
 from etude.v1 import weights_pb2
@@ -56,6 +57,8 @@ class Engines:
     """Number of targets to use, from the next version on; 0 for all."""
     rotation: tuple[str, ...] = ()
     """Replicas that serve the newest activated version."""
+    lent: LentEngines = field(default_factory=LentEngines)
+    """Engines of routes, beside the run's own."""
     last_pause_s: float = 0.0
     """Longest engine pause of the newest activation."""
     _replicas: dict[str, EngineWeightClient] = field(init=False)
@@ -99,6 +102,7 @@ class Engines:
             for target in self.targets
             if target in self.rotation or target in self.expected
         )
+        engines += tuple(self.lent.entries(self._newest))
         if engines != self._table.engines:
             self._table = RoutingTable(
                 revision=self._table.revision + 1,
@@ -111,6 +115,11 @@ class Engines:
         if target not in self.expected:
             return EngineState.DRAINING
         return EngineState.LIVE if target in self.rotation else EngineState.LAGGING
+
+    @property
+    def num_lent(self) -> int:
+        """Engines of routes that sample for the run now."""
+        return self.lent.num_live(self._newest)
 
     @property
     def lag_problem(self) -> str:
@@ -301,6 +310,7 @@ class Engines:
 
     async def close(self) -> None:
         self._stop_moves()
+        await self.lent.close()
         for replica in self._replicas.values():
             await replica.close()
 

@@ -41,6 +41,8 @@ class RunCommands:
     """Requests for on-demand checkpoints."""
     engines: int = 0
     """Number of engines to use; 0 for the initial number."""
+    lenders: tuple[str, ...] = ()
+    """Engines of routes, which the run may use while they are lent."""
     suspend: run_pb2.SuspendRun | None = None
     stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the controller must stop."""
@@ -82,6 +84,8 @@ class RunCommands:
                 self._configure(request.configure)
             case "scale_engines":
                 self.engines = request.scale_engines.replicas
+            case "set_lenders":
+                self.lenders = tuple(request.set_lenders.targets)
             case "dump_stacks":
                 dump_stacks()
             case _:
