@@ -118,7 +118,9 @@ def _fetch(toolchain: Toolchain, context: Path) -> None:
 def _copy_root(tree: Path, target: Path) -> None:
     """Copy a root without devices: a copy of /dev/zero has no end."""
 
-    def devices(folder: str, names: list[str]) -> list[str]:
+    def left_out(folder: str, names: list[str]) -> list[str]:
+        if Path(folder) == tree:
+            return ["workspace"]  # a link to the image's working folder
         return names if Path(folder) in {tree / "dev", tree / "proc", tree / "sys"} else []
 
-    shutil.copytree(tree, target, symlinks=True, ignore=devices)
+    shutil.copytree(tree, target, symlinks=True, ignore=left_out)
