@@ -32,7 +32,7 @@ _MAKER = "mke2fs"
 _MAKER_LIMIT_S = 60.0
 # A journal and checksums would only cost writes: a disk is not mounted after a crash. The file is
 # new, so nothing has to be cleared.
-_OPTIONS = ("-O", "^has_journal,^metadata_csum,^resize_inode", "-m", "0")
+_OPTIONS = ("-O", "^has_journal,^metadata_csum,^resize_inode,uninit_bg", "-m", "0")
 _EXTENDED = ("-E", "assume_storage_prezeroed=1,nodiscard,root_owner=0:0")
 _FICLONE = 0x40049409
 _PART_BYTES = 4 << 20
