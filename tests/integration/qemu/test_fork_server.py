@@ -88,6 +88,17 @@ async def test_parts_of_a_fork_server_are_vms_of_their_own(lab: Lab, library: Pa
             assert await c.sh("ls -A /workspace") == ""
 
 
+async def test_parts_write_to_disks_of_their_own(lab: Lab, library: Path) -> None:
+    make = "dd if=/dev/urandom of=/var/noise bs=1M count=8 2>/dev/null; sync; md5sum < /var/noise"
+    async with grown(lab, library) as one, part(lab, one) as a, part(lab, one) as b:
+        made = [await each.sh(make) for each in (a, b)]
+        assert made[0] != made[1]
+        look = "echo 3 > /proc/sys/vm/drop_caches; md5sum < /var/noise"
+        assert [await each.sh(look) for each in (a, b)] == made
+        async with part(lab, one) as c:
+            assert await c.sh("ls /var/noise 2>/dev/null || echo none") == "none"
+
+
 async def test_a_part_outlives_its_fork_server_and_can_be_saved(lab: Lab, library: Path) -> None:
     async with grown(lab, library) as one:
         whole = part(lab, one)
