@@ -160,7 +160,7 @@ POOL = {
     "lease.queueTimeoutSeconds": f"{BROKER}.broker",
     **{
         f"lease.classes[].{name}": f"{BROKER}.classes.queues each"
-        for name in ("name", "weight", "floorSlots")
+        for name in ("name", "weight", "floorSlots", "headroomSeconds")
     },
     "store.endpoint": "etude.common.stores storage",
     "store.region": "etude.common.stores storage",

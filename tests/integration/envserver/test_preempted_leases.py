@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 SERVING = environments_pb2.LEASE_CLASS_SERVING
 SLOTS = 4
-FLOOR = {"classes": [{"name": "Serving", "floorSlots": 2}]}
+FLOOR = {"classes": [{"name": "Serving", "floorSlots": 2, "headroomSeconds": 0}]}
 Driver = Any  # the fixture only proves that this machine allows namespaces
 
 

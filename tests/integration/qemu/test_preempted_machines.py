@@ -23,7 +23,8 @@ SHOW = "cmp /dev/shm/boot /proc/sys/kernel/random/boot_id && echo same"
 @pytest.fixture
 def processes(image: BuiltImage, tmp_path: Path) -> Iterator[Processes]:
     with served_pools.of_machines(tmp_path, image) as made:
-        made.lease = {"classes": [{"name": "Serving", "floorSlots": SLOTS}]}
+        floor = {"name": "Serving", "floorSlots": SLOTS, "headroomSeconds": 0}
+        made.lease = {"classes": [floor]}
         made.write_pool("Process", "Trusted", driver="QemuMicroVM", image=image.folder.as_uri())
         yield made
 

@@ -112,10 +112,10 @@ async def test_a_launch_of_a_class_below_its_floor_comes_first_in_a_full_pool() 
 
 def test_each_class_of_a_pool_has_a_number_on_the_wire() -> None:
     made = tuple(LeaseClass(name=name, weight=3, floor_slots=5) for name in LeaseClassName)
-    assert class_rules(made) == dict.fromkeys(CLASSES, ClassRule(3, 5))
+    assert class_rules(made) == dict.fromkeys(CLASSES, ClassRule(3, 5, 300))
 
 
 def test_classes_of_a_newer_spec_count_from_then_on() -> None:
     broker = Broker(pool(), MemoryHostClient())
     broker.replace_spec(pool(LeaseClass(name=LeaseClassName.GRADING, weight=7)))
-    assert broker.queue.shares.rules == {environments_pb2.LEASE_CLASS_GRADING: ClassRule(7, 0)}
+    assert broker.queue.shares.rules == {environments_pb2.LEASE_CLASS_GRADING: ClassRule(7, 0, 300)}

@@ -17,7 +17,7 @@ from etude.envserver.broker.classes.preemption import (
     choose_lenders,
     slots_owed,
 )
-from etude.envserver.broker.classes.preemptor import MOST_RETRY_S, RESCAN_S
+from etude.envserver.broker.classes.preemptor import MOST_RETRY_S, RESCAN_S, SHIFT_S
 from etude.envserver.broker.classes.shares import ClassRule, ClassShares
 from etude.envserver.broker.host_client import MemoryHostClient
 from etude.envserver.broker.pool_report import make_report
@@ -75,6 +75,12 @@ def broker_with(nodes: MemoryHostClient, *names: str, floor: int = 2) -> Broker:
     return broker
 
 
+def expect_nobody(broker: Broker) -> None:
+    """What people asked for was long ago."""
+    rules = broker.queue.shares.rules
+    broker.queue.shares.rules = {name: each._replace(headroom_s=0) for name, each in rules.items()}
+
+
 async def settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
@@ -116,7 +122,7 @@ async def test_rollouts_go_on_as_soon_as_there_is_room_before_others_start() -> 
     later = asyncio.create_task(launched(broker, request("b")))
     await settle()
 
-    broker.queue.window_s = 0.0  # nobody else is expected
+    expect_nobody(broker)
     await broker.release([each.lease.lease_id for each in people])
     await settle()
 
@@ -207,6 +213,24 @@ async def test_a_person_does_not_wait_for_environments_that_were_just_resumed() 
     assert waiting_on(nodes) == {rollout_id}
 
 
+async def test_environments_take_turns_in_waiting() -> None:
+    nodes = MemoryHostClient(slots=2)
+    broker = broker_with(nodes, floor=1)
+    await some(broker, request("a", 2), 2)
+    await served(broker, "s")
+    (first,) = waiting_on(nodes)
+    broker.preemptor.rotate(now_s=time.monotonic() + SHIFT_S / 2)
+    await settle()
+    assert waiting_on(nodes) == {first}
+
+    broker.preemptor.rotate(now_s=time.monotonic() + 2 * SHIFT_S)
+    await settle()
+
+    (second,) = waiting_on(nodes)
+    assert second != first
+    assert broker.ledger.slots.by_class == Counter({TRAINING: 1, SERVING: 1})
+
+
 async def test_a_new_broker_lets_go_on_what_the_last_one_had_paused() -> None:
     nodes = MemoryHostClient(slots=2)
     broker = broker_with(nodes)
@@ -249,7 +273,7 @@ async def test_a_host_that_does_not_answer_loses_no_lease(fails: str) -> None:
         asking.cancel()
     await settle()
 
-    broker.queue.window_s = 0.0
+    expect_nobody(broker)
     nodes.failing = set()
     for _ in range(2):
         answer = broker.heartbeat(nodes.heartbeat("n1"))

@@ -267,6 +267,7 @@ class Broker:
         self.drains.update(now_s=now_s)
         self.queue.record_use(now_s=now_s)
         self._place_waiting()
+        self.preemptor.rotate(now_s=now_s)
         self.warm_targets.refresh(self.ledger.hosts, now_s=now_s)
         self.image_targets.refresh(now_s=now_s)
         self.statistics.lease_s.extend(self.ledger.lasted_s)

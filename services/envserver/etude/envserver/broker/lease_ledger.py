@@ -50,8 +50,8 @@ class GrantedLease:
     """Its end when it was granted, or as its host reported it first."""
     age_class: AgeClass = field(init=False)
     """Under which the ledger counts it while it lives."""
-    resumed_s: float = -math.inf
-    """When it went on after it had been preempted."""
+    switched_s: float = -math.inf
+    """When it was preempted or resumed last."""
     is_claimed: bool = False
     """True once this broker gave it to its holder, or its holder renewed it here."""
 
@@ -241,7 +241,7 @@ class LeaseLedger:
             self.slots.count(granted.held, host, -1)
             granted.held.preempted = is_preempted
             self.slots.count(granted.held, host, 1)
-            granted.resumed_s = granted.resumed_s if is_preempted else now_s
+            granted.switched_s = now_s
 
     def end(self, lease_ids: Iterable[str], *, now_s: float) -> list[Closing]:
         """End leases that their holders released; returns the orders for their hosts."""

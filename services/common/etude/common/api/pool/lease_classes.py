@@ -28,3 +28,6 @@ class LeaseClass(Model):
     floor_slots: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """While it waits, it has this many slots before other classes get more. Environments of
     rollouts are paused for it, where the driver can."""
+    headroom_seconds: Annotated[int, Field(ge=0, le=86_400)] = 300
+    """Time for which the most that it had at once keeps slots of its floor free, with a third more:
+    rollouts are paused ahead of need. 0 keeps none. Training and Evaluation keep none."""

@@ -30,6 +30,9 @@ RETRY_S = 0.05
 MOST_RETRY_S = 1.0
 """The same after several such orders, each of which doubles it."""
 UNLIMITED = 1 << 30
+SHIFT_S = 60.0
+"""Longest pause while others of the host run: then they change places, or a rollout that waits for
+minutes would be given up by its run."""
 MORE_CANDIDATES = 16
 """Environments beyond those wanted, from which a host takes what is between two turns."""
 
@@ -89,6 +92,18 @@ class Preemptor:
                 return
         self._rescan_s = now_s + RESCAN_S
 
+    def rotate(self, *, now_s: float) -> None:
+        """Pause others in place of environments that have waited for long, which resume then."""
+        if not self.ledger.slots.num_preempted:
+            return
+        leases, brokers = self.ledger.leases, self.queue.num_brokers()
+        for host in self.ledger.hosts:
+            overdue = sum(now_s - leases[each].switched_s >= SHIFT_S for each in host.preempted)
+            if overdue and self._can_ask(host, now_s=now_s):
+                held = self.queue.count_held()
+                lenders = choose_lenders(self.queue.shares, held, overdue, brokers=brokers)
+                self._preempt_on(host, lenders, now_s=now_s, least_s=SHIFT_S)
+
     def resume(self, hosts: Iterable[HostState], *, spare: int, now_s: float) -> int:
         """Resume preempted environments where slots are free, the first paused first.
 
@@ -138,10 +153,23 @@ class Preemptor:
         self._rests[host.node_id] = Rest(now_s + lasts_s, lasts_s)
         return lasts_s
 
-    def _preempt_on(self, host: HostState, lenders: Counter[int], *, now_s: float) -> None:
-        """Order a host to pause environments of one class that gives up slots, the newest first."""
+    def _preempt_on(
+        self, host: HostState, lenders: Counter[int], *, now_s: float, least_s: float = 0.0
+    ) -> None:
+        """Order a host to pause environments of one class that gives up slots, the newest first.
+
+        Args:
+            host: to ask.
+            lenders: slots that each class gives up; those of the order are deducted.
+            now_s: monotonic time.
+            least_s: time for which they have run since they were resumed.
+        """
         leases = (self.ledger.leases[each] for each in host.leases)
-        running = [each for each in leases if not each.held.preempted]
+        running = [
+            each
+            for each in leases
+            if not each.held.preempted and now_s - each.switched_s >= least_s
+        ]
         running.sort(key=lambda each: _preemption_order(each, now_s=now_s))
         for lender, slots in lenders.items():
             found = [each for each in running if lease_class(each.held.lease_class) == lender]
@@ -197,7 +225,7 @@ class Preemptor:
 
 def _preemption_order(granted: GrantedLease, *, now_s: float) -> tuple[bool, float, str]:
     """Sort key of leases: those that have not just been resumed first, of them the newest."""
-    has_resumed = now_s - granted.resumed_s < RESUMED_S
+    has_resumed = now_s - granted.switched_s < RESUMED_S
     return has_resumed, -granted.granted_s, granted.lease.lease_id
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from etude.common.api.pool.lease_classes import LeaseClass
-from etude.common.demand import WINDOW_S, DemandPeak, units_needed
+from etude.common.demand import DemandPeak, units_needed
 from etude.envserver.broker.classes.preemption import PREEMPTED_CLASSES
 from etude.envserver.broker.classes.shares import ClassRule, ClassShares, lease_class
 from etude.envserver.broker.launch_queue import LaunchBatch, LaunchQueue, Offers, Turn
@@ -16,7 +16,7 @@ def class_rules(classes: tuple[LeaseClass, ...]) -> dict[int, ClassRule]:
     """Rules of a pool's classes."""
     return {
         environments_pb2.LeaseClass.Value(f"LEASE_CLASS_{each.name.upper()}"): ClassRule(
-            each.weight, each.floor_slots
+            each.weight, each.floor_slots, each.headroom_seconds
         )
         for each in classes
     }
@@ -31,8 +31,6 @@ class ClassQueues:
     """Living leases of each class that take a slot, kept by the ledger."""
     num_brokers: Callable[[], int] = field(default=lambda: 1)
     """Number of brokers that share the floors."""
-    window_s: float = WINDOW_S
-    """Time after which the demand of a class counts no more."""
     _queues: dict[int, LaunchQueue] = field(default_factory=dict)
     _ordered: Counter[int] = field(default_factory=Counter)
     """Environments that hosts were asked for, by class."""
@@ -130,7 +128,8 @@ class ClassQueues:
         reserved = 0
         for each in self._people():
             demand = held[each] + len(self._queues.get(each, ()))
-            peak = max(demand, self._peak(each).highest(now_s=now_s, window_s=self.window_s))
+            window_s = self.shares.rules[each].headroom_s
+            peak = max(demand, self._peak(each).highest(now_s=now_s, window_s=window_s))
             needed = min(units_needed(peak), self.shares.floor(each, brokers))
             reserved += max(0, needed - held[each])
         return reserved
@@ -139,11 +138,11 @@ class ClassQueues:
         return self._peaks.setdefault(each, DemandPeak())
 
     def _people(self) -> list[int]:
-        """Classes with a floor whose leases cannot wait as rollouts do."""
+        """Classes whose floors hold free slots: their leases cannot wait as rollouts do."""
         return [
             each
             for each, rule in self.shares.rules.items()
-            if rule.floor and each not in PREEMPTED_CLASSES
+            if rule.floor and rule.headroom_s and each not in PREEMPTED_CLASSES
         ]
 
     def _queue(self, batch: LaunchBatch) -> LaunchQueue:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from etude.common.demand import WINDOW_S
 from etude.v1 import environments_pb2
 
 AHEAD_S = 30.0
@@ -16,6 +17,8 @@ class ClassRule(NamedTuple):
     weight: float = 1.0
     floor: int = 0
     """Slots that it has before other classes get more."""
+    headroom_s: float = WINDOW_S
+    """Time for which its demand keeps slots of the floor free; 0 keeps none."""
 
 
 DEFAULT_RULE = ClassRule()
