@@ -56,6 +56,20 @@ async def test_an_order_for_engines_holds_from_the_next_version_on(
     assert world.runs[0].reporter.status.engine_limit == 3
 
 
+async def test_a_run_reports_the_lenders_that_it_knows(make_world: Callable[..., Any]) -> None:
+    """The operator sends them again to a controller that does not."""
+
+    def prepare(run: Run) -> None:
+        lenders = run_pb2.SetLenders(targets=["coder-stable-0.coder-stable:7010"])
+        run.commands.accept(run_pb2.CommandRequest(command_id="1", set_lenders=lenders))
+
+    world = make_world()
+    assert await world.train(prepare)
+    status = world.runs[0].reporter.status
+    assert list(status.lender_targets) == ["coder-stable-0.coder-stable:7010"]
+    assert status.lent_engines == 0, "none of them is lent"
+
+
 def test_of_many_targets_those_within_the_limit_are_wanted() -> None:
     engines = Engines(["a", "b", "c"], timeout_s=1.0)
     assert list(engines.expected) == ["a", "b", "c"]
