@@ -11,6 +11,8 @@ TASK_FILE = "task.toml"
 INSTRUCTION_FILE = "instruction.md"
 _LOOKUPS = 32
 """Lookups at a time: a bucket answers each within tens of milliseconds."""
+_BATCH = 32 * _LOOKUPS
+"""Lookups that wait for their turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,5 +67,9 @@ def _keep_with(
     store: Store, folders: Sequence[str], file: str, pool: ThreadPoolExecutor
 ) -> list[str]:
     """The folders that hold a file, in their order."""
-    found = pool.map(store.head, [f"{folder}/{file}" for folder in folders])
-    return [folder for folder, info in zip(folders, found, strict=True) if info is not None]
+    kept = list[str]()
+    for first in range(0, len(folders), _BATCH):  # the pool keeps a future for each
+        batch = folders[first : first + _BATCH]
+        found = pool.map(store.head, [f"{folder}/{file}" for folder in batch])
+        kept += [folder for folder, info in zip(batch, found, strict=True) if info is not None]
+    return kept
