@@ -146,7 +146,9 @@ def _actions(
 ) -> Iterator[Action]:
     assert pool.status.resolved is not None, "recorded before"  # noqa: S101 - our own mistake
     new = () if observed.has_own_nodes else _new_ordinals(pool, observed, size)
-    if not observed.has_own_nodes:
+    if observed.has_own_nodes:
+        yield from _drain_earlier_hosts(pool, observed)
+    else:
         yield from _remove_hosts(pool, observed, size)
     wanted = desired_pools.pool_children(
         pool, new, pool.status.resolved.images, platform, observed.sandbox_template
@@ -184,6 +186,14 @@ def _new_ordinals(pool: EnvPool, observed: ObservedPool, size: PoolSize) -> tupl
     # A pod's spec is fixed at its creation: running hosts are left as they are.
     existing = {_ordinal(host) for host in observed.hosts}
     return tuple(each for each in desired_ordinals(hosts, size.limit) if each not in existing)
+
+
+def _drain_earlier_hosts(pool: EnvPool, observed: ObservedPool) -> Iterator[Action]:
+    """Draining of hosts that have less isolation than the chart's nodes, or another driver."""
+    earlier = {ref(host): uid(host) for host in staying_hosts(observed.earlier_hosts)}
+    if earlier:
+        targets = broker_addresses(pool.metadata.name, pool.spec.brokers)
+        yield DrainHosts(brokers=tuple(targets), hosts=earlier)
 
 
 def _remove_hosts(pool: EnvPool, observed: ObservedPool, size: PoolSize) -> Iterator[Action]:

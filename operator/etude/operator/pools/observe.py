@@ -43,6 +43,8 @@ class ObservedPool:
     """The SandboxTemplate that sandboxTemplateRef names."""
     has_own_nodes: bool = False
     """Its hosts are privileged pods of the chart, known by the reports of brokers alone."""
+    earlier_hosts: Sequence[Manifest] = ()
+    """Hosts that the operator made before the chart had nodes for this pool."""
     problem: ConditionFact | None = None
     """The rejection that kept the last decision from being carried out."""
 
@@ -63,9 +65,11 @@ def observe_pool(
         for m in children.values()
         if m["kind"] == "StatefulSet"
     }
+    made = list(_hosts(cluster, pool, children))
     return ObservedPool(
         children=children,
-        hosts=_reported(report) if has_own_nodes else list(_hosts(cluster, pool, children)),
+        hosts=_reported(report) if has_own_nodes else made,
+        earlier_hosts=made if has_own_nodes else (),
         has_own_nodes=has_own_nodes,
         brokers=[p for p in sets.get(names.BROKER, ()) if p["kind"] == "Pod"],
         api_pods=[p for p in sets.get(names.ENVIRONMENT_API, ()) if p["kind"] == "Pod"],

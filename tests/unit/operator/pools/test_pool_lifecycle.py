@@ -283,6 +283,22 @@ async def test_a_pool_of_privileged_nodes_has_the_hosts_that_its_broker_reports(
     assert nodes(lab) == []
 
 
+async def test_hosts_from_before_a_pool_had_privileged_nodes_are_drained_and_go(
+    pool_lab: Any,
+) -> None:
+    lab = pool_lab
+    assert nodes(lab) == ["repos-node-0", "repos-node-1"]
+    lab.platform = replace(lab.platform, node_pools=frozenset({"lab/repos"}))
+    lab.peers.hosts_in_use = {"repos-node-1"}
+    await lab.kill()
+    await lab.settle()
+    await lab.advance(5)
+    assert nodes(lab) == ["repos-node-1"]
+    lab.peers.hosts_in_use.clear()
+    await lab.advance(5)
+    assert nodes(lab) == []
+
+
 @pytest.mark.parametrize(
     ("spec", "field"),
     [
