@@ -82,7 +82,7 @@ async def try_toolchain(pool: ImagePool, image: str, name: str, output_mib: int)
         tested_s = time.perf_counter()
         full = await _fill(client, lease, toolchain, output_mib)
         size, changed = await _seen(client, lease, toolchain)
-        fork = _Fork(size, changed, 0.0)
+        fork = _Fork(0, changed, 0.0)
         if pool.driver != "GVisor":
             fork = await _fork(client, lease, toolchain, image)
         is_alone = changed == fork.changed == [toolchain.source]
