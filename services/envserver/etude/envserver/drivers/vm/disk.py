@@ -6,14 +6,16 @@ share blocks a copy takes none. The VMM gets an open file, no path; a guest can 
 disk but damage to itself. Nothing is flushed: a disk ends with its VM or its host.
 """
 
+import asyncio
 import contextlib
 import errno
 import fcntl
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from blake3 import blake3
 
@@ -28,6 +30,9 @@ DEFAULT_MIB = 10_240
 """Size unless a pool says another."""
 DIGEST_BYTES = 32
 
+_T = TypeVar("_T")
+_SMALL_BYTES = 2 << 20
+"""A copy of less takes less time than the switch to a thread."""
 _MAKER = "mke2fs"
 _MAKER_LIMIT_S = 60.0
 # A journal and checksums would only cost writes: a disk is not mounted after a crash. The file is
@@ -92,6 +97,11 @@ def fill(target: int, source: int) -> None:
         except OSError:
             for start, end in _extents(source):
                 _copy(source, target, start, end)
+
+
+async def run_copy(work: Callable[[], _T], num_bytes: int) -> _T:
+    """Run a copy of this size: on a thread, unless it is small."""
+    return work() if num_bytes < _SMALL_BYTES else await asyncio.to_thread(work)
 
 
 def fill_in(folder: Path, source: int) -> None:
@@ -202,6 +212,12 @@ def check(descriptor: int, wanted: bytes) -> None:
 def used_bytes(descriptor: int) -> int:
     """Bytes that a disk takes on the host."""
     return os.fstat(descriptor).st_blocks * 512
+
+
+def used_in(folder: Path) -> int:
+    """Bytes that the disk of the VM in a folder takes on the host."""
+    with crossing(VmmError, "a VM has no disk"):
+        return (folder / DISK).stat().st_blocks * 512
 
 
 def _extents(descriptor: int) -> Iterator[tuple[int, int]]:

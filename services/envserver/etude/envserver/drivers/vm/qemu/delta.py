@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 from etude.envserver.drivers.vm import disk as disks
@@ -89,9 +90,12 @@ class GuestPause:
             CancelledError: the caller was cancelled; no file is left open.
             VmmError: the host's disk has no room.
         """
-        # A guest that does not go on leaves its disk to the saved state.
-        save = disks.copy if self._keep_running else disks.link
-        saving = asyncio.create_task(asyncio.to_thread(save, self.vm.folder, self._disk))
+        if not self._keep_running:
+            # It leaves its disk to the saved state.
+            return disks.link(self.vm.folder, self._disk)
+        copy = partial(disks.copy, self.vm.folder, self._disk)
+        copying = disks.run_copy(copy, disks.used_in(self.vm.folder))
+        saving = asyncio.create_task(copying, name="copy a disk")
         try:
             return await asyncio.shield(saving)
         except asyncio.CancelledError:
@@ -114,7 +118,8 @@ async def restore_delta(shell: QemuVm, template: BootedState, delta: VmDelta) ->
     """
     if delta.template != template.address:
         raise VmmError(f"the delta is of template {delta.template}, not {template.address}")
-    await asyncio.to_thread(disks.fill_in, shell.folder, delta.disk)
+    fill = partial(disks.fill_in, shell.folder, delta.disk)
+    await disks.run_copy(fill, disks.used_bytes(delta.disk))
     with sealed_files.reopen(delta.stream, delta.offset) as source:
         await receive(shell, source, has_memory=delta.is_full)
 

@@ -1,10 +1,10 @@
 """QEMU template: boot once, keep memory, devices and disk, make clones."""
 
-import asyncio
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from typing_extensions import override
@@ -90,7 +90,8 @@ async def restore_template(shell: vm.QemuVm, template: BootedState) -> None:
     Raises:
         VmmError: the state was refused; the VMM is gone.
     """
-    await asyncio.to_thread(disk.fill_in, shell.folder, template.disk)
+    fill = partial(disk.fill_in, shell.folder, template.disk)
+    await disk.run_copy(fill, disk.used_bytes(template.disk))
     with sealed_files.reopen(template.devices) as source:
         await receive(shell, source, has_memory=False)
 

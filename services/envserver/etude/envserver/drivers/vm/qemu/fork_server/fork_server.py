@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from etude.envserver.drivers.process_identity import mark_value
@@ -119,7 +120,8 @@ class ForkServer:
         ):
             files = [qmp.fileno(), agent.fileno(), words.fileno()]
             # The server does not run, so its disk is that of the moment that is forked.
-            own_disk = await asyncio.to_thread(disk.copy, self.vm.folder, folder / disk.DISK)
+            copy = partial(disk.copy, self.vm.folder, folder / disk.DISK)
+            own_disk = await disk.run_copy(copy, disk.used_in(self.vm.folder))
             opened.callback(os.close, own_disk)
             files.append(own_disk)
             try:
