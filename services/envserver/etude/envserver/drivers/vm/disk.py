@@ -15,7 +15,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from blake3 import blake3
 
@@ -135,6 +135,42 @@ def copy_open(source: int, target: Path) -> int:
     return copied
 
 
+def read_small(folder: Path) -> "DiskContent | None":
+    """Read the disk of a paused VM; None if it is not small, and has to be copied."""
+    with crossing(VmmError, "a disk cannot be read"), _open_file(folder / DISK) as source:
+        if used_bytes(source) >= _SMALL_BYTES:
+            return None
+        size = os.fstat(source).st_size
+        parts = [(start, os.pread(source, end - start, start)) for start, end in _extents(source)]
+    return DiskContent(size, parts)
+
+
+def write(content: "DiskContent", target: Path) -> int:
+    """Write what was read to a path; returns the file, open.
+
+    Raises:
+        VmmError: the host's disk has no room.
+    """
+    with crossing(VmmError, "a disk cannot be saved"), contextlib.ExitStack() as opened:
+        target.unlink(missing_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        written = os.open(target, flags, 0o600)
+        opened.callback(os.close, written)
+        os.ftruncate(written, content.size_bytes)
+        for offset, part in content.parts:
+            _write_part(written, part, offset)
+        opened.pop_all()
+    return written
+
+
+class DiskContent(NamedTuple):
+    """Content of a small disk."""
+
+    size_bytes: int
+    parts: list[tuple[int, bytes]]
+    """What is not a hole, with its offset."""
+
+
 def link(folder: Path, target: Path) -> int:
     """Give the disk of a paused VM, which will not run again, another name; returns it, open."""
     with crossing(VmmError, "a disk cannot be saved"):
@@ -236,6 +272,11 @@ def _extents(descriptor: int) -> Iterator[tuple[int, int]]:
             return
         end = os.lseek(descriptor, start, os.SEEK_HOLE)
         yield start, end
+
+
+def _write_part(target: int, part: bytes, offset: int) -> None:
+    if os.pwrite(target, part, offset) != len(part):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _copy(source: int, target: int, start: int, end: int) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from etude.envserver.drivers.vm import disk as disks
 from etude.envserver.drivers.vm import sealed_files
 from etude.envserver.drivers.vm.dirty_pages import PAGE_BYTES, PageBuffer, read_dirty_pages
+from etude.envserver.drivers.vm.disk import DiskContent
 from etude.envserver.drivers.vm.errors import FormatError, VmmError
 from etude.envserver.drivers.vm.interface import VmDelta
 from etude.envserver.drivers.vm.qemu.booted_state import BootedState
@@ -56,8 +57,8 @@ async def save_full(pause: "GuestPause", template: BootedState) -> VmDelta:
         opened.callback(os.close, stream)
         async with pause:
             await send(pause.vm, stream, leaves_memory=False)
-            saved_disk = await pause.save_disk()
-            opened.callback(os.close, saved_disk)
+            await pause.save_disk(opened)
+        saved_disk = pause.finish_disk(opened)
         sealed_files.seal(stream)
         opened.pop_all()
     return VmDelta(
@@ -77,14 +78,15 @@ class GuestPause:
         self.vm = vm
         self.took_s = 0.0
         self._keep_running, self._disk = keep_running, disk
+        self._saved: int | DiskContent | None = None
         self._began_s = 0.0
 
     async def __aenter__(self) -> None:
         self._began_s = time.perf_counter()
         await self.vm.freeze()
 
-    async def save_disk(self) -> int:
-        """Save the disk while the guest is paused; returns what was saved, open.
+    async def save_disk(self, opened: contextlib.ExitStack) -> None:
+        """Save the disk while the guest is paused, as a file that the stack closes.
 
         Raises:
             CancelledError: the caller was cancelled; no file is left open.
@@ -92,16 +94,38 @@ class GuestPause:
         """
         if not self._keep_running:
             # It leaves its disk to the saved state.
-            return disks.link(self.vm.folder, self._disk)
+            self._saved = disks.link(self.vm.folder, self._disk)
+        else:
+            # What is small is written once the guest goes on.
+            self._saved = disks.read_small(self.vm.folder) or await self._copy_disk()
+        if isinstance(self._saved, int):
+            opened.callback(os.close, self._saved)
+
+    def finish_disk(self, opened: contextlib.ExitStack) -> int:
+        """Return the saved disk, open, once the guest goes on.
+
+        Raises:
+            VmmError: the host's disk has no room, or the disk was not saved.
+        """
+        match self._saved:
+            case None:
+                raise VmmError(f"the disk of VM {self.vm.pid} was not saved")
+            case int(saved):
+                return saved
+            case content:
+                written = disks.write(content, self._disk)
+                opened.callback(os.close, written)
+                return written
+
+    async def _copy_disk(self) -> int:
         copy = partial(disks.copy, self.vm.folder, self._disk)
-        copying = disks.run_copy(copy, disks.used_in(self.vm.folder))
-        saving = asyncio.create_task(copying, name="copy a disk")
+        copying = asyncio.create_task(asyncio.to_thread(copy), name="copy a disk")
         try:
-            return await asyncio.shield(saving)
+            return await asyncio.shield(copying)
         except asyncio.CancelledError:
-            await asyncio.wait([saving])
-            if not saving.cancelled() and saving.exception() is None:
-                os.close(saving.result())
+            await asyncio.wait([copying])
+            if not copying.cancelled() and copying.exception() is None:
+                os.close(copying.result())
             raise
 
     async def __aexit__(self, *error: object) -> None:
@@ -135,8 +159,8 @@ async def _save_dirty_pages(
                     await state.save()
                     # On this thread: the switch to another one takes longer than the read.
                     pages = read_dirty_pages(pause.vm.pid, template.memory, buffer)
-                    saved_disk = await pause.save_disk()
-                    opened.callback(os.close, saved_disk)
+                    await pause.save_disk(opened)
+                saved_disk = pause.finish_disk(opened)
                 saved = sealed_files.create_sealed("delta", splice(stream, state.content(), pages))
             finally:
                 await state.close()
