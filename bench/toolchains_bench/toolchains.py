@@ -61,7 +61,10 @@ TOOLCHAINS: Mapping[str, Toolchain] = {
         test="npm test",
         ignored="node_modules",
         fetch=("npm", "install", "--silent", "--ignore-scripts"),
-        environment={"npm_config_cache": "{context}/dependencies"},
+        environment={
+            "npm_config_cache": "{context}/dependencies",
+            "npm_config_omit_lockfile_registry_resolved": "false",
+        },
     ),
     "rust": Toolchain(
         source="src/lib.rs",
@@ -111,8 +114,7 @@ def _fetch(toolchain: Toolchain, context: Path) -> None:
         )
     # Made in the image, by its own version of the client.
     shutil.rmtree(context / "app" / toolchain.ignored, ignore_errors=True)
-    for lock in ("Cargo.lock", "package-lock.json"):
-        (context / "app" / lock).unlink(missing_ok=True)
+    (context / "app" / "Cargo.lock").unlink(missing_ok=True)
 
 
 def _copy_root(tree: Path, target: Path) -> None:
