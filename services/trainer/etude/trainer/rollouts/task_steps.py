@@ -33,7 +33,9 @@ _PART_CHARACTERS = 60_000
 """Of one command: tools take 65,536."""
 _TERMINAL = "run_terminal"
 _DONE = "ready"
-_PLACE = "/tmp/.etude-step"  # noqa: S108 - in the sandbox
+_PLACE = f"{WORKSPACE}/.etude-step"
+"""Some drivers give each command a /tmp of its own."""
+_LOG = "/tmp/etude-step.log"  # noqa: S108 - in the sandbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +106,8 @@ def prepare_commands(step: StepContent) -> list[str]:
     setup = " && bash ./setup.sh" if step.has_setup else ""
     work = f"cd {WORKSPACE} && base64 -d {_PLACE} | tar -xzf -{setup}"
     # Only the last line tells how it ended: a tool shows no exit code, or one among the output.
-    last = (
-        f"if ( {work} ) > {_PLACE}.log 2>&1; then echo {_DONE}; else tail -c 500 {_PLACE}.log; fi"
-    )
-    return [*sent, f"{last}; rm -f {_PLACE} {_PLACE}.log"]
+    last = f"if ( {work} ) > {_LOG} 2>&1; then echo {_DONE}; else tail -c 500 {_LOG}; fi"
+    return [*sent, f"{last}; rm -f {_PLACE} {_LOG}"]
 
 
 @dataclass(slots=True)
