@@ -10,7 +10,6 @@ import grpc
 
 from etude.common.api.route.spec import EngineLending
 from etude.common.demand import units_needed
-from etude.common.rpc.channels import CONTROL_DEADLINE_S
 from etude.gateway import metrics
 from etude.gateway.upstream import EngineFleet
 from etude.v1 import weights_pb2, weights_pb2_grpc
@@ -19,6 +18,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """Interval of decisions: a burst of users is noticed within it."""
+LOOK_S = 1.0
+"""An engine that takes longer to answer is neither lent nor recalled: its loan ends by itself."""
 LOAN_S = 10
 """Engines come back by themselves when no gateway has repeated a loan for so long."""
 
@@ -117,9 +118,7 @@ async def _read_status(
 ) -> weights_pb2.WeightStatus | None:
     """Read the status of an engine; None if it does not answer."""
     try:
-        answer = await engine.GetWeightStatus(
-            weights_pb2.GetWeightStatusRequest(), timeout=CONTROL_DEADLINE_S
-        )
+        answer = await engine.GetWeightStatus(weights_pb2.GetWeightStatusRequest(), timeout=LOOK_S)
     except grpc.aio.AioRpcError:
         return None
     return answer.status
@@ -129,6 +128,6 @@ async def _order(engine: "weights_pb2_grpc.WeightServiceAsyncStub", seconds: int
     """Lend an engine for some seconds, or recall it; one that is away is asked again later."""
     request = weights_pb2.SetLendingRequest(seconds=seconds)
     try:
-        await engine.SetLending(request, timeout=CONTROL_DEADLINE_S)
+        await engine.SetLending(request, timeout=LOOK_S)
     except grpc.aio.AioRpcError as error:
         log.warning("an engine is not lent or recalled: %s", error.details())
