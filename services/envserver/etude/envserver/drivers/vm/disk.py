@@ -83,7 +83,7 @@ def open_disk(path: Path) -> int:
 
 
 def fill(target: int, source: int) -> None:
-    """Fill an empty disk with the content of another. Takes half a second a GiB: use a thread.
+    """Fill an empty disk with the content of another. Takes seconds a GiB: use a thread.
 
     Raises:
         VmmError: the disks differ in size, or the host's disk has no room.

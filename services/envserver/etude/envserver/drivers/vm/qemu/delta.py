@@ -33,7 +33,7 @@ async def save_delta(
     """Save a clone. It is paused for milliseconds, or stays paused unless `keep_running`.
 
     The caller has brought its channel to a boundary between two frames. A clone that goes on is
-    paused for half a second more for each GiB on its disk, unless the file system shares blocks.
+    paused for seconds more for each GiB on its disk, unless the file system shares blocks.
 
     Raises:
         VmmError: the monitor failed.
