@@ -126,6 +126,22 @@ async def test_what_the_platform_broke_is_a_fault(
     assert what in found.message
 
 
+async def test_a_policy_that_breaks_the_tests_of_a_step_earns_nothing_with_them(
+    task: HarborTask,
+) -> None:
+    """Blame is found on what steps brought: without it these tests break by themselves."""
+
+    def broken(diff: environments_pb2.WorkspaceDiff) -> environments_pb2.GradeResponse:
+        texts = {each.path: each.content for each in diff.written}
+        if texts.get("sugar.txt") == b"sweet\n" or "cake" in texts:
+            return reward(diff)
+        return environments_pb2.GradeResponse(output=b"no sugar")
+
+    salted = change(sugar__txt="salt\n")
+    found = await graded(task, MemorySandboxes(broken), made(change(cake="1"), salted))
+    assert found == [0.5]
+
+
 async def test_a_change_too_large_is_worth_nothing(task: HarborTask) -> None:
     late = made(ending=rollout_pb2.ENDING_CHANGE_TOO_LARGE)
     assert await graded(task, MemorySandboxes(reward), late) == [0.0]

@@ -12,7 +12,7 @@ from etude.common.harbor.grading_repairs import repair_grading
 from etude.common.harbor.step_rewards import combine_rewards, count_steps
 from etude.common.harbor.task import HarborTask, TaskStep
 from etude.rewards.faults import Fault, FaultReason
-from etude.rewards.functions.verifier import Grade, Verifier
+from etude.rewards.functions.verifier import Grade, Submission, Verifier, make_submission
 from etude.rewards.grading import GradingJob
 from etude.v1 import environments_pb2, rollout_pb2
 
@@ -24,6 +24,8 @@ class StepJob(NamedTuple):
     digest: str
     brought: Mapping[str, bytes]
     """Files that this step and those before brought, and that grading would take as at first."""
+    base: Submission
+    """What they all brought, and no policy's change."""
 
 
 def make_step_jobs(task: HarborTask, job: GradingJob, *, limit_s: float) -> Iterator[StepJob]:
@@ -34,15 +36,19 @@ def make_step_jobs(task: HarborTask, job: GradingJob, *, limit_s: float) -> Iter
         job: of the whole task.
         limit_s: longest time of one run of the tests that the rubric allows.
     """
-    brought: dict[str, bytes] = {}
+    brought, all_brought = dict[str, bytes](), dict[str, bytes]()
     for step in task.steps:
         tests = step.task.tests()
         brought |= _protected(step, tests)
+        all_brought |= step.workdir()
         allowed = (*step.task.allowed, *map(_escape, brought))
         own = replace(step.task, allowed=allowed)
         limited = min(own.verifier_timeout_s, limit_s)
         step_job = job._replace(task=own, files=tests, limit_s=limited)
-        yield StepJob(step_job, own.digest(), dict(brought))
+        base = environments_pb2.WorkspaceDiff()
+        for path, data in all_brought.items():
+            base.written.add(path=path, content=data)
+        yield StepJob(step_job, own.digest(), dict(brought), make_submission(base))
 
 
 def _protected(step: TaskStep, tests: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -74,8 +80,9 @@ async def grade_steps(
         parts = [
             each[number] for each in ends if not isinstance(each, Fault) and number < len(each)
         ]
-        laid = [_lay(each, steps[number].brought) for each in parts]
-        return await verifier.grade(steps[number].job, steps[number].digest, laid)
+        step = steps[number]
+        laid = [_lay(each, step.brought) for each in parts]
+        return await verifier.grade(step.job, step.digest, laid, base=step.base)
 
     graded = await asyncio.gather(*(grade_step(number) for number in range(len(steps))))
     for found in graded:

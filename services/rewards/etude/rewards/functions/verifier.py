@@ -69,7 +69,7 @@ class _Key(NamedTuple):
     version: str
 
 
-class _Submission(NamedTuple):
+class Submission(NamedTuple):
     """The graded result of one rollout, with its digest."""
 
     digest: str
@@ -78,7 +78,7 @@ class _Submission(NamedTuple):
 
 def make_submission(
     diff: environments_pb2.WorkspaceDiff, snapshot_id: str = "", *, is_end: bool = False
-) -> _Submission:
+) -> Submission:
     """A diff in canonical order with its digest, so that equal changes are graded once.
 
     A snapshot of a rollout's end equals only itself: the state of services is unknown. Snapshots of
@@ -89,7 +89,7 @@ def make_submission(
     ordered.deleted.extend(sorted(diff.deleted))
     digest = blake3(ordered.SerializeToString(deterministic=True))
     digest.update(snapshot_id.encode() if is_end else b"")
-    return _Submission(digest.hexdigest(), GradeInput(ordered, snapshot_id))
+    return Submission(digest.hexdigest(), GradeInput(ordered, snapshot_id))
 
 
 BASE = make_submission(environments_pb2.WorkspaceDiff())
@@ -105,27 +105,38 @@ class Verifier:
     _grades: OrderedDict[_Key, Grade] = field(default_factory=OrderedDict)
 
     async def grade(
-        self, job: GradingJob, task_digest: str, rollouts: Sequence[rollout_pb2.Rollout]
+        self,
+        job: GradingJob,
+        task_digest: str,
+        rollouts: Sequence[rollout_pb2.Rollout],
+        *,
+        base: Submission = BASE,
     ) -> list[float | Fault]:
         """Grade each rollout with the hidden tests, in order.
 
-        If the verifier breaks on a rollout's changes, the unmodified repository is graded: if it
-        breaks there too, the fault is the platform's; else the changes broke it, which is 0.
-        Otherwise a policy could learn to have its failures masked.
+        If the verifier breaks on a rollout's changes, the base is graded: if it breaks there too,
+        the fault is the platform's; else the changes broke it, which is 0. Otherwise a policy could
+        learn to have its failures masked.
+
+        Args:
+            job: what all diffs share.
+            task_digest: of the task, or of a step of it.
+            rollouts: of one group.
+            base: the repository before any policy's change.
         """
         settled = [self._outcome_or_submission(job, rollout) for rollout in rollouts]
-        diffs = dict(found for found in settled if isinstance(found, _Submission))
+        diffs = dict(found for found in settled if isinstance(found, Submission))
         results = await self._results(job, task_digest, diffs)
         if any(isinstance(found, BrokenVerifier) for found in results.values()):
-            results |= await self._results(job, task_digest, dict([BASE]))
+            results |= await self._results(job, task_digest, dict([base]))
         return [
-            _outcome(found, results) if isinstance(found, _Submission) else found
+            _outcome(found, results, base) if isinstance(found, Submission) else found
             for found in settled
         ]
 
     def _outcome_or_submission(
         self, job: GradingJob, rollout: rollout_pb2.Rollout
-    ) -> float | Fault | _Submission:
+    ) -> float | Fault | Submission:
         """The outcome of a rollout that needs no test, else its submission."""
         if rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT:
             return Fault(FaultReason.ROLLOUT_FAULT, rollout.fault)
@@ -172,14 +183,16 @@ class Verifier:
 _NOT_YET = LostGrade("its group's deadline passed before it was graded")
 
 
-def _outcome(found: _Submission, results: Mapping[str, GradeResult]) -> float | Fault:
+def _outcome(
+    found: Submission, results: Mapping[str, GradeResult], base: Submission
+) -> float | Fault:
     match results[found.digest]:
         case Grade() as grade:
             return grade
         case LostGrade(message):
             return Fault(FaultReason.ENVIRONMENT_LOST, message)
         case BrokenVerifier(_, evidence):
-            return _blame(results[BASE.digest], evidence)
+            return _blame(results[base.digest], evidence)
 
 
 def _blame(base: GradeResult, evidence: environments_pb2.GradeEvidence) -> float | Fault:
