@@ -213,6 +213,19 @@ async def test_a_person_does_not_wait_for_environments_that_were_just_resumed() 
     assert waiting_on(nodes) == {rollout_id}
 
 
+async def test_people_who_come_while_a_host_pauses_ask_for_slots_of_their_own() -> None:
+    nodes = MemoryHostClient(slots=4)
+    broker = broker_with(nodes, floor=3)
+    await some(broker, request("a", 4), 4)
+    people = [asyncio.create_task(served(broker, name)) for name in "stu"]
+    await asyncio.sleep(0)  # each has asked, and no host has answered
+
+    await asyncio.gather(*people)
+
+    assert len(waiting_on(nodes)) == 3
+    assert broker.ledger.slots.by_class == Counter({TRAINING: 1, SERVING: 3})
+
+
 async def test_environments_take_turns_in_waiting() -> None:
     nodes = MemoryHostClient(slots=2)
     broker = broker_with(nodes, floor=1)

@@ -23,6 +23,8 @@ MAX_LAUNCHES = 64
 """Launches of a class for which a host is looked for: more of them need the same hosts."""
 RESCAN_S = 0.05
 """Time after which all hosts are looked at again when they did not have enough."""
+MAX_ORDERS = 4
+"""Orders in flight to one host: each person of a burst may need another slot."""
 RESUMED_S = 5.0
 """A resumed environment is among the last to be paused again before this."""
 RETRY_S = 0.05
@@ -55,8 +57,8 @@ class Preemptor:
     """Starts a task that ends with the broker."""
     on_change: Callable[[HostState], None]
     """Called when slots of a host may have become free, or more of them may be asked for."""
-    _pausing: dict[str, int] = field(default_factory=dict)
-    """Slots that hosts were asked for and have not answered, by host."""
+    _pausing: dict[str, list[frozenset[str]]] = field(default_factory=dict)
+    """Leases that hosts shall pause first, of each order that they have not answered."""
     _resuming: set[str] = field(default_factory=set)
     """Hosts that have not answered an order to resume."""
     _rests: dict[str, Rest] = field(default_factory=dict)
@@ -75,7 +77,8 @@ class Preemptor:
         held, waiting = self.queue.count_held(), self.queue.count_waiting()
         # What waits although slots are free cannot use those.
         owed = slots_owed(shares, held, waiting, brokers=brokers)
-        wanted = max(owed.total(), self._num_lacking(now_s)) - sum(self._pausing.values())
+        asked = sum(len(each) for orders in self._pausing.values() for each in orders)
+        wanted = max(owed.total(), self._num_lacking(now_s)) - asked
         if wanted <= 0 or now_s < self._rescan_s:
             return
         lenders = choose_lenders(shares, held, wanted, brokers=brokers)
@@ -137,8 +140,9 @@ class Preemptor:
         return reserved - sum(host.free + len(host.closing) for host in hosts)
 
     def _can_ask(self, host: HostState, *, now_s: float) -> bool:
-        is_asked = host.node_id in self._pausing or self._is_resting(host, now_s=now_s)
-        return host.can_preempt and host.is_open and not is_asked
+        is_busy = len(self._pausing.get(host.node_id, ())) >= MAX_ORDERS
+        is_able = host.can_preempt and host.is_open and not is_busy
+        return is_able and not self._is_resting(host, now_s=now_s)
 
     def _is_resting(self, host: HostState, *, now_s: float) -> bool:
         rest = self._rests.get(host.node_id)
@@ -164,7 +168,8 @@ class Preemptor:
             now_s: monotonic time.
             least_s: time for which they have run since they were resumed.
         """
-        leases = (self.ledger.leases[each] for each in host.leases)
+        asked = frozenset[str]().union(*self._pausing.get(host.node_id, ()))
+        leases = (self.ledger.leases[each] for each in host.leases - asked)
         running = [
             each
             for each in leases
@@ -176,8 +181,8 @@ class Preemptor:
             count = min(slots, len(found))
             if count:
                 lenders[lender] -= count
-                self._pausing[host.node_id] = count
                 lease_ids = [each.lease.lease_id for each in found[: count + MORE_CANDIDATES]]
+                self._pausing.setdefault(host.node_id, []).append(frozenset(lease_ids[:count]))
                 order = self._preempt(host, lease_ids, count, now_s)
                 self.spawn(order, f"preempt on {host.node_id}")
                 return
@@ -192,7 +197,7 @@ class Preemptor:
             # What it has paused all the same, its next heartbeat says.
             log.warning("host %s pauses nothing: %s", host.node_id, error)
         finally:
-            del self._pausing[host.node_id]
+            self._pausing[host.node_id].remove(frozenset(lease_ids[:count]))
         self._rescan_s = -math.inf
         for lease_id in paused:
             self.ledger.set_preempted(lease_id, is_preempted=True, now_s=now_s)

@@ -194,7 +194,9 @@ class EnvironmentStates:
         self.require_files("it is not preempted")
 
         async def work() -> bool:
-            if environment.is_half_restored or not environment.can_pause:
+            is_able = environment.can_pause and not environment.is_half_restored
+            # Another order may have paused it meanwhile.
+            if not is_able or environment.record.held.preempted:
                 return False
             pause = {"until_unix_ms": 0, "preempted": True, "was_paused": environment.is_paused}
             await _suspend(environment, pause)
