@@ -181,6 +181,7 @@ class Pool(RuleBasedStateMachine):
         self.end_clients(lambda _: True)
         for name in self.nodes.failing:
             self.forget(set(self.nodes.held.get(name, {})))
+        self.do(self.broker.dispatcher.stop())
         self.broker = self.started()
         self.beat()
 
@@ -252,6 +253,7 @@ class Pool(RuleBasedStateMachine):
         self.end_clients(lambda _: True)
         assert len(self.broker.queue) == 0
         assert len(self.broker.streams) == 0
+        self.do(self.broker.dispatcher.stop())
         self.loop.close()
 
 
