@@ -73,22 +73,23 @@ class BrokerGrants:
         """Ask one broker after the other until one grants: each knows its own orders alone.
 
         Raises:
-            DeniedError: all that answer refuse.
-            StoreError: none answers.
+            DeniedError: all refuse.
+            StoreError: none grants, and one does not answer: it may be the one that would.
         """
         return asyncio.run_coroutine_threadsafe(self._ask(request), self.loop).result()
 
     async def _ask(
         self, request: environments_pb2.GrantReadsRequest
     ) -> environments_pb2.GrantReadsResponse:
-        refusal, failure = "", "no broker is known"
+        refusal = failure = ""
         for target in await self.brokers.candidates(now_s=time.monotonic()):
             try:
                 return await self.brokers.stub(target).GrantReads(request, timeout=ASK_S)
             except grpc.aio.AioRpcError as error:
                 if error.code() in _REFUSED:
                     refusal = error.details() or str(error.code())
-                failure = f"{target}: {error.details()}"
-        if refusal:
+                else:
+                    failure = f"{target}: {error.details()}"
+        if refusal and not failure:
             raise DeniedError(f"{request.uri}: no broker grants to read it: {refusal}")
-        raise StoreError(f"{request.uri}: no broker answers: {failure}")
+        raise StoreError(f"{request.uri}: a broker does not answer: {failure or 'none is known'}")
