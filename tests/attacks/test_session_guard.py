@@ -31,9 +31,41 @@ def test_speed():
     assert time.perf_counter() - start < 0
 """
 ONE = "def one():\n    return 1\n"
+IMPORTER = """import sys
+
+import pytest
+
+caller = sys._getframe(1)
+while caller.f_globals.get("__name__") != "test_it":
+    caller = caller.f_back
+"""
 FORGERIES = {
     "skips": ("import unittest\n\n\ndef one():\n    raise unittest.SkipTest('later')\n", TEST),
     "skips by pytest": ("import pytest\n\n\ndef one():\n    pytest.skip('later')\n", TEST),
+    "skips by text": (
+        "def one():\n    exec('import unittest\\nraise unittest.SkipTest(1)')\n",
+        TEST,
+    ),
+    "skips by text of the test's name": (
+        "import sys\n\n\ndef one():\n    frame = sys._getframe(1)\n"
+        "    text = 'import pytest; pytest.skip(str(1))'\n"
+        "    exec(compile(text, frame.f_code.co_filename, 'exec'), frame.f_globals)\n",
+        TEST,
+    ),
+    "marks the caller's tests": (
+        IMPORTER + "caller.f_globals['pytestmark'] = pytest.mark.skip\n",
+        TEST,
+    ),
+    "expects the caller's tests to fail": (
+        IMPORTER + "caller.f_globals['pytestmark'] = pytest.mark.xfail\n",
+        TEST,
+    ),
+    "makes the caller's tests": (
+        IMPORTER + "\n\ndef generate(metafunc):\n"
+        "    metafunc.function.pytestmark = [pytest.mark.skip.mark]\n\n\n"
+        "caller.f_globals['pytest_generate_tests'] = generate\n",
+        TEST,
+    ),
     "expects to fail": ("import pytest\n\n\ndef one():\n    pytest.xfail('known')\n", TEST),
     "ends the session": ("import pytest\n\n\ndef one():\n    pytest.exit('done', 0)\n", TEST),
     "ends the process": ("import os\n\n\ndef one():\n    os._exit(0)\n", TEST),
@@ -81,6 +113,10 @@ HONEST = {
     "with a test that skips": (
         ONE,
         "import pytest\n" + TEST + "\n\ndef test_two():\n    pytest.skip('no network')\n",
+    ),
+    "with a module that skips by its mark": (
+        ONE,
+        "import pytest\n\npytestmark = pytest.mark.skipif(False, reason='never')\n" + TEST,
     ),
     "with an expected failure": (
         ONE + "\n\ndef two():\n    raise ValueError\n",

@@ -6,10 +6,11 @@ session without an account, or one whose numbers do not add up, ends with 3:
 
     passed + failed + errored + skipped + verifier_errored = total
 
-Covered: an early exit of the code under test, tests that it skips, output after the summary,
-processes that wait for the verifier, a reward file written before the tests ended, functions of
-pytest and unittest, clocks and modules of the tests that were replaced. Not covered: code that
-finds this module in memory and writes an account of its own, or undoes a replacement in time.
+Covered: an early exit of the code under test, tests that it skips or marks, output after the
+summary, processes that wait for the verifier, a reward file written before the tests ended,
+functions of pytest and unittest, clocks and modules of the tests that were replaced. Not covered:
+code that finds this module in memory and writes an account of its own, or undoes a replacement in
+time.
 
 Standard library and pytest only, for Python 3.6 and later.
 """
@@ -40,7 +41,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _OUTPUT = "etude_session_checks"
 _RUNNER = ("_pytest", "pluggy", "unittest")
 _SKIPS = (unittest.SkipTest, pytest.skip.Exception, pytest.xfail.Exception)
-_TEST_FOLDERS = {"test", "tests", "testing", "__tests__", "site-packages"}
+_SKIP_NAMES = ("pytestmark", "pytest_generate_tests")
+_TEST_FOLDERS = {"test", "tests", "testing", "__tests__"}
 _CODE_FOLDERS = [Path("/workspace"), *(each for each in [Path.cwd()] if each.name)]
 _FIXED = (
     (time, ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "process_time")),
@@ -90,11 +92,30 @@ def _bindings(space: "Mapping[str, Any]", where: str) -> "Iterator[Binding]":
 def _module_bindings(items: "Sequence[pytest.Item]") -> "Iterator[Binding]":
     """Modules, and functions of the clock, by their names in the tests' own modules."""
     clocks = [call for owner, _, call in _CALLS if owner is time]
-    spaces = {id(m): m for m in (getattr(item, "module", None) for item in items) if m is not None}
-    for module in spaces.values():
+    for module, _ in _test_modules(items):
         for name, value in list(vars(module).items()):
             if isinstance(value, types.ModuleType) or any(value is clock for clock in clocks):
                 yield Binding(vars(module), module.__name__, name)
+
+
+def _test_modules(items: "Sequence[pytest.Item]") -> "list[tuple[types.ModuleType, Path]]":
+    """The tests' own modules, each with its file."""
+    found = {}
+    for item in items:
+        module = getattr(item, "module", None)
+        if module is not None:
+            found[id(module)] = (module, Path(str(getattr(item, "path", None) or item.fspath)))
+    return list(found.values())
+
+
+def _planted_names(items: "Sequence[pytest.Item]") -> "Iterator[str]":
+    """Names by which a module of tests skips them all, and that its source does not have."""
+    for module, path in _test_modules(items):
+        planted = [name for name in _SKIP_NAMES if name in vars(module)]
+        source = path.read_text(errors="replace") if planted else ""
+        for name in planted:
+            if name not in source:
+                yield f"{module.__name__}.{name}"
 
 
 def pytest_cmdline_main(config: "pytest.Config") -> "int | None":
@@ -159,6 +180,7 @@ class SessionChecks:
 
     def pytest_collection_finish(self, session: "pytest.Session") -> None:
         self._modules = list(_module_bindings(session.items))
+        self.replaced = self.replaced or next(_planted_names(session.items), "")
 
     def pytest_runtest_setup(self) -> None:
         self._check_calls()
@@ -305,19 +327,36 @@ def _is_skip(error: BaseException) -> bool:
 
 
 def _tested_file(traceback: "types.TracebackType | None") -> str:
-    """File of the code under test that raised an exception; empty if a test did."""
-    raised_by = ""
+    """File of the code under test that was called when an exception was raised; empty if none was.
+
+    What that code compiles has any file name, so its own frames count wherever the last one lies.
+    Frames around the test are of a plugin that is itself under test.
+    """
+    called, is_in_test = "", False
     while traceback is not None:
         frame, traceback = traceback.tb_frame, traceback.tb_next
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _RUNNER:
-            raised_by = frame.f_code.co_filename
-    path = Path(raised_by)
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] in _RUNNER:
+            continue
+        path = Path(frame.f_code.co_filename)
+        if _is_tested(path):
+            called = called or str(path)
+        elif not is_in_test and _is_test(path):
+            called, is_in_test = "", True
+    return called
+
+
+def _is_tested(path: Path) -> bool:
+    """True for a file of the code under test."""
     for root in _CODE_FOLDERS:
         if root in path.parents:
-            parts = path.relative_to(root).parts
-            is_test = parts[-1].startswith(("test_", "conftest")) or path.stem.endswith("_test")
-            return "" if is_test or _TEST_FOLDERS.intersection(parts) else raised_by
-    return ""
+            inside = path.relative_to(root)
+            return not (_is_test(inside) or "site-packages" in inside.parts)
+    return False
+
+
+def _is_test(path: Path) -> bool:
+    is_named = path.name.startswith(("test_", "conftest")) or path.stem.endswith("_test")
+    return is_named or bool(_TEST_FOLDERS.intersection(path.parts))
 
 
 def _adopt_orphans() -> None:
