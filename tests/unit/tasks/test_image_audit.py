@@ -209,3 +209,53 @@ def test_a_layer_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     digest.write_bytes(b"\x1f\x8b\x08 no gzip at all")
     with pytest.raises(DamagedLayerError, match="cannot be read"):
         list(layers.read_layers(layout))
+
+
+def replace_layer(layout: Path, packed: bytes) -> None:
+    """Replace the content of the only layer of a layout."""
+    blob = max(layout.glob("blobs/sha256/*"), key=lambda each: each.read_bytes()[:2] == b"\x1f\x8b")
+    blob.write_bytes(packed)
+
+
+def archive_of(path: str, data: bytes) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("x" if "\0" in path else path)
+        member.size = len(data)
+        member.pax_headers = {"path": path} if "\0" in path else {}
+        archive.addfile(member, io.BytesIO(data))
+    return made.getvalue()
+
+
+DAMAGES = {
+    "the archive ends in a file": gzip.compress(archive_of("app/shop.py", CODE)[:530]),
+    "the stream ends in a file": gzip.compress(
+        archive_of("app/shop.py", os.urandom(50_000)), compresslevel=0
+    )[:20_000],
+    "a part of a repository has a long name": gzip.compress(
+        archive_of(f"app/.git/refs/{'x' * 300}", b"0" * 40)
+    ),
+    "a part of a repository has a zero in its name": gzip.compress(
+        archive_of("app/.git/refs/a\0b", b"0" * 40)
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_a_layer_that_cannot_be_read_to_its_end_is_refused(
+    case: str, tmp_path: Path, task: HarborTask
+) -> None:
+    layout = make_layout(tmp_path, BASE)
+    replace_layer(layout, DAMAGES[case])
+    with pytest.raises(DamagedLayerError, match="cannot be read"):
+        image_audit.audit_layout(layout, [task], tmp_path / "git")
+
+
+def test_a_repository_whose_settings_are_a_folder_is_looked_at(
+    tmp_path: Path, task: HarborTask
+) -> None:
+    repository = make_repository(tmp_path / "work")
+    (repository / ".git/config").unlink()
+    (repository / ".git/config/refs").mkdir(parents=True)
+    (repository / ".git/config/refs/heads").write_text("0" * 40)
+    assert audited(tmp_path, task, BASE, members_of(repository)) == []

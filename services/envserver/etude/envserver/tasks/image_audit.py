@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Self
+from typing import IO, Self
 
 from etude.common.errors import EtudeError, UserError
 from etude.common.harbor import task as harbor_task
@@ -115,11 +115,8 @@ def audit_layout(layout: Path, tasks: Sequence[HarborTask], scratch: Path) -> li
     with contextlib.closing(RepositoryCopies(folder=scratch)) as copies:
         workspace = _Workspace(folder=str(root), hidden=hidden)
         for entry in layers.read_layers(layout):
-            if entry.file is None:
-                workspace.remove(entry)
-                copies.remove(entry)
-            elif not copies.add(entry):
-                workspace.add(entry)
+            with layers.refuse_damage(entry.layer):
+                _take_entry(entry, workspace, copies)
         probes = [
             _probe(task, each, workspace.files()) for task, each in zip(tasks, hidden, strict=True)
         ]
@@ -138,25 +135,40 @@ def audit_layout(layout: Path, tasks: Sequence[HarborTask], scratch: Path) -> li
     ]
 
 
+def _take_entry(
+    entry: layers.LayerEntry, workspace: "_Workspace", copies: RepositoryCopies
+) -> None:
+    """Take what a file or a mark changes of the image's workspace and repositories."""
+    if entry.file is None:
+        workspace.remove(entry)
+        copies.remove(entry)
+    elif not copies.add(entry):
+        workspace.add(entry)
+
+
 def _compare_files(layout: Path, probes: Sequence[LeakProbe]) -> None:
     """Compare every file of every layer with what has to stay hidden."""
     for entry in layers.read_layers(layout):
-        if entry.file is None:
-            continue
-        where = f"{entry.layer}: /{entry.path}"
-        if entry.size > _MAX_TEXT_BYTES:
-            hasher = hashlib.sha256()
-            while chunk := entry.file.read(_CHUNK_BYTES):
-                hasher.update(chunk)
-            for probe in probes:
-                probe.compare_digest(where, hasher.hexdigest())
-            continue
-        data = entry.file.read()
+        if entry.file is not None:
+            with layers.refuse_damage(entry.layer):
+                _compare_file(entry, entry.file, probes)
+
+
+def _compare_file(entry: layers.LayerEntry, file: IO[bytes], probes: Sequence[LeakProbe]) -> None:
+    where = f"{entry.layer}: /{entry.path}"
+    if entry.size > _MAX_TEXT_BYTES:
+        hasher = hashlib.sha256()
+        while chunk := file.read(_CHUNK_BYTES):
+            hasher.update(chunk)
         for probe in probes:
-            if b"\0" in data[:_BINARY_BYTES]:
-                probe.compare_digest(where, hashlib.sha256(data).hexdigest())
-            else:
-                probe.content(where, data)
+            probe.compare_digest(where, hasher.hexdigest())
+        return
+    data = file.read()
+    for probe in probes:
+        if b"\0" in data[:_BINARY_BYTES]:
+            probe.compare_digest(where, hashlib.sha256(data).hexdigest())
+        else:
+            probe.content(where, data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,8 @@ class RepositoryCopies:
             own = _CONFIG
             if _SHA256.search(settings):
                 own += "[extensions]\n\tobjectFormat = sha256\n"
+            if config.is_dir():
+                shutil.rmtree(config)
             config.write_text(own)
             found = _FOLDER.search(f"{path}/")
             layers = self._layers.get(path[: found.end()] if found else path, set())

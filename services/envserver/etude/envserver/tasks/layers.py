@@ -6,6 +6,7 @@ too many files. Links are not followed: what they lead to is read where it lies.
 Source: https://github.com/opencontainers/image-spec/blob/main/layer.md
 """
 
+import contextlib
 import gzip
 import posixpath
 import tarfile
@@ -90,7 +91,7 @@ def read_layers(layout: Path, limits: LayerLimits | None = None) -> Iterator[Lay
     _, *digests = image_layout.image_parts(layout)
     for number, digest in enumerate(digests, 1):
         layer = f"layer {number} of {len(digests)} ({digest[:19]})"
-        try:
+        with refuse_damage(layer):
             for entry in _read_layer(layout / "blobs/sha256" / digest.partition(":")[2], layer):
                 num_entries += 1  # also of folders and links: a million of them take time too
                 num_bytes += entry.size if entry is not None else 0
@@ -99,8 +100,19 @@ def read_layers(layout: Path, limits: LayerLimits | None = None) -> Iterator[Lay
                     raise DamagedLayerError(layer, f"{what} with those below it")
                 if entry is not None:
                     yield entry
-        except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError) as cause:
-            raise DamagedLayerError(layer, f"cannot be read: {cause}") from cause
+
+
+@contextlib.contextmanager
+def refuse_damage(layer: str) -> Iterator[None]:
+    """Name the layer in errors of the block, which reads or copies a file of it.
+
+    Raises:
+        DamagedLayerError: the file ends early, or has a name that no file can have.
+    """
+    try:
+        yield
+    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError) as cause:
+        raise DamagedLayerError(layer, f"cannot be read: {cause}") from cause
 
 
 def _read_layer(blob: Path, layer: str) -> Iterator[LayerEntry | None]:
