@@ -143,3 +143,21 @@ def test_disks_that_nothing_names_are_removed(source: Path, tmp_path: Path) -> N
     assert {each.name for each in tmp_path.iterdir()} == {"delta", f"disk-{wanted.hex()}"}
     disk.remove_kept(tmp_path)
     assert {each.name for each in tmp_path.iterdir()} == {"delta"}
+
+
+def test_a_linked_disk_replaces_one_that_a_failed_save_left(tmp_path: Path) -> None:
+    saved, lease = tmp_path / "snapshot", tmp_path / "lease"
+    saved.mkdir()
+    lease.mkdir()
+    descriptor = disk.create(saved, SMALL)
+    (saved / disk.DISK).rename(saved / disk.PARTIAL)
+    found = disk.keep(saved, descriptor)
+    os.close(descriptor)
+    # The guest of the lease was not suspended, and writes to its disk.
+    disk.kept_path(lease, found).write_bytes(b"later" * 1_000)
+    for _ in range(2):
+        disk.link_kept(saved, lease, found)
+        linked = disk.open_kept(lease, found)
+        disk.check(linked, found)
+        os.close(linked)
+    assert [path.name for path in lease.iterdir()] == [disk.kept_path(lease, found).name]

@@ -44,6 +44,8 @@ _PART_BYTES = 4 << 20
 _BLOCK_BYTES = 1 << 16
 """Blocks of zeros count as holes: the digest is the same wherever a file system has put them."""
 _ZEROS = bytes(_BLOCK_BYTES)
+_LINKED = "disk.linked"
+"""Name of a saved disk in another folder until it has its own."""
 _KEPT = "disk-"
 """Start of the name of a saved disk, before its digest."""
 
@@ -204,9 +206,15 @@ def open_kept(folder: Path, wanted: bytes) -> int:
 
 
 def link_kept(source: Path, target: Path, found: bytes) -> None:
-    """Give a saved disk a second name in another folder."""
-    with contextlib.suppress(FileExistsError):  # of the same content
-        os.link(kept_path(source, found), kept_path(target, found))
+    """Give a saved disk a second name in another folder.
+
+    A file of that name there may be of a save that failed: its guest has gone on and writes to it.
+    """
+    linked = target / _LINKED
+    linked.unlink(missing_ok=True)
+    os.link(kept_path(source, found), linked)
+    linked.replace(kept_path(target, found))
+    linked.unlink(missing_ok=True)  # rename(2) leaves a name of the same file
 
 
 def remove_kept(folder: Path, *, but: bytes = b"") -> None:
