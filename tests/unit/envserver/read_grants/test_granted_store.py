@@ -1,16 +1,20 @@
 """A store that a host reads by grants, which may answer anything."""
 
 import http.server
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from typing_extensions import override
 
 from etude.common.blobs import DeniedError, MissingError, ShortReadError
 from etude.common.errors import InvalidFieldError, StoreError
+from etude.envserver.read_grants import granted_reads
+from etude.envserver.read_grants.granted_reads import GrantedReads
 from etude.envserver.read_grants.granted_store import GrantedStore
 from etude.v1 import environments_pb2
 
@@ -34,7 +38,7 @@ class Web:
         self.asked.append(request)
         grants = [
             environments_pb2.ReadGrant(key=key, size=len(CONTENT), url=f"{self.url}/{key}?secret")
-            for key in request.keys
+            for key in request.keys or sorted(self.answers)
             if key in self.answers
         ]
         return environments_pb2.GrantReadsResponse(grants=grants, lifetime_seconds=self.lifetime_s)
@@ -207,3 +211,19 @@ def test_urls_of_other_schemes_are_refused(url: str) -> None:
 
     with pytest.raises(StoreError):
         GrantedStore("s3://bucket/prefix", ask).get("a")
+
+
+def test_copies_that_were_not_used_for_long_are_removed(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(granted_reads, "MOST_COPIES", 2)
+    web.answers["a"] = honest
+    reads = GrantedReads(web.ask)
+    copies = []
+    for number in range(4):
+        with reads.visit_folder(f"s3://bucket/task-{number}", tmp_path) as copy:
+            assert (copy / "a").read_bytes() == CONTENT
+        os.utime(copy.parent, (number, number))
+        copies.append(copy)
+        assert reads.local_folder("s3://bucket/task-0", tmp_path) == copies[0]
+    assert [copy.exists() for copy in copies] == [True, False, False, True]

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import shutil
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,8 +22,12 @@ from etude.envserver.read_grants.granted_store import Ask, GrantedStore
 from etude.envserver.storage.store_reads import DirectReads, StoreReads
 from etude.v1 import environments_pb2
 
+MOST_COPIES = 2_048
+"""Copies of prefixes on one host, twice as many as it may have leases: a run has tasks enough to
+fill the disk."""
 ASK_S = 60.0
 """A broker asks the store first, for each object."""
+_COPY = "granted-"
 _REFUSED = frozenset(
     {
         grpc.StatusCode.PERMISSION_DENIED,
@@ -49,15 +55,31 @@ class GrantedReads(StoreReads):
         # Content behind a URI never changes, and brokers that start again forget their orders: a
         # daemon that adopts leases must not need another grant.
         address = blake3(uri.encode()).hexdigest(length=16)
-        target = scratch / "inputs" / f"granted-{address}" / PurePosixPath(uri).name
-        if not target.exists():
+        target = scratch / "inputs" / f"{_COPY}{address}" / PurePosixPath(uri).name
+        if target.exists():
+            os.utime(target.parent)
+        else:
             store = self.open(uri)
             stores.download_objects(store, stores.list_objects(store, uri), target)
+            _remove_oldest(scratch / "inputs")
         return target
 
     @override
     def visit_folder(self, uri: str, scratch: Path) -> AbstractContextManager[Path]:
         return contextlib.nullcontext(self.local_folder(uri, scratch))
+
+
+def _remove_oldest(folder: Path) -> None:
+    """Remove the copies that were used longest ago, beyond those of living leases."""
+    for copy in sorted(folder.glob(f"{_COPY}*"), key=_used_s, reverse=True)[MOST_COPIES:]:
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def _used_s(copy: Path) -> float:
+    """When a copy was used last; long ago if another thread removes it now."""
+    with contextlib.suppress(FileNotFoundError):
+        return copy.stat().st_mtime
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True)
