@@ -224,6 +224,8 @@ def _of_edge(spec: Manifest, children: Children, name: str) -> Iterator[str]:
     wanted |= {"ETUDE_EDGE_WORKSPACE": edge["workspace"]} if "workspace" in edge else {}
     memory = spec["slot"].get("memoryMib")
     wanted |= {"ETUDE_EDGE_MEMORY_MIB": str(memory)} if memory is not None else {}
+    disk = spec["slot"].get("diskMib")
+    wanted |= {"ETUDE_EDGE_DISK_MIB": str(disk)} if disk is not None else {}
     yield from lacking("edge env", wanted, variables)
     secrets = [each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each]
     certificate = [edge["tlsRef"]["name"]] if "tlsRef" in edge else []

@@ -330,6 +330,8 @@ def _api_pod(pool: EnvPool, edge: EnvironmentApi, image: str) -> RolePod:
     ]
     if pool.spec.slot.memory_mib is not None:
         variables.append(env("ETUDE_EDGE_MEMORY_MIB", str(pool.spec.slot.memory_mib)))
+    if pool.spec.slot.disk_mib is not None:
+        variables.append(env("ETUDE_EDGE_DISK_MIB", str(pool.spec.slot.disk_mib)))
     if edge.tls_ref is not None:
         variables.append(env("ETUDE_EDGE_TLS", certificates.SERVING_TLS))
     if edge.workspace is not None:

@@ -12,7 +12,7 @@ from etude.common.errors import UnknownIdError
 from etude.common.http_server import RequestLimits
 from etude.envserver.environment_api.api_keys import ApiKeys
 from etude.envserver.environment_api.e2b import envd_processes
-from etude.envserver.environment_api.e2b.control_plane import E2bControlPlane
+from etude.envserver.environment_api.e2b.control_plane import E2bControlPlane, SandboxSize
 from etude.envserver.environment_api.e2b.envd_files import EnvdFiles
 from etude.envserver.environment_api.mcp_server import McpServer
 from etude.envserver.environment_api.middleware import error_handlers, max_body_bytes
@@ -69,13 +69,13 @@ class EnvdRoutes:
 
 
 def build_application(
-    keys: ApiKeys, pool: PoolClient, sandboxes: ClientSandboxes, mcp: McpServer, *, memory_mib: int
+    keys: ApiKeys, pool: PoolClient, sandboxes: ClientSandboxes, mcp: McpServer, size: SandboxSize
 ) -> ASGIApp:
     """Build the application of the environment API."""
     routes = [
         *mcp.routes(),
         *OpenEnvServer(keys, pool, sandboxes).routes(),
-        *E2bControlPlane(keys, sandboxes, memory_mib).routes(),
+        *E2bControlPlane(keys, sandboxes, size).routes(),
         *EnvdRoutes(pool, sandboxes).routes(),
     ]
     return RequestLimits(

@@ -7,6 +7,7 @@ from etude.common.probes import Probes
 from etude.common.process import shutdown_signals
 from etude.envserver.environment_api import api_keys
 from etude.envserver.environment_api.app import build_application
+from etude.envserver.environment_api.e2b.control_plane import SandboxSize
 from etude.envserver.environment_api.mcp_server import McpServer
 from etude.envserver.environment_api.pool_client import PoolClient
 from etude.envserver.environment_api.sandboxes import ClientSandboxes
@@ -24,7 +25,8 @@ async def serve(settings: EnvironmentApiSettings) -> None:
     sandboxes = ClientSandboxes(pool, settings.workspace, settings.max_sandboxes)
     known = api_keys.load_keys(settings.keys_file)
     mcp = McpServer(known, pool, sandboxes)
-    app = build_application(known, pool, sandboxes, mcp, memory_mib=settings.memory_mib)
+    size = SandboxSize(memory_mib=settings.memory_mib, disk_mib=settings.disk_mib)
+    app = build_application(known, pool, sandboxes, mcp, size)
     probes = Probes(settings.probe_port, settings.host)
     stop, left = asyncio.Event(), asyncio.Event()
     with open_listener(settings.host, settings.port) as listener:

@@ -33,6 +33,8 @@ class EnvironmentApiSettings:
     """At a time, over all keys."""
     memory_mib: int
     """Memory of each sandbox, as the pool's slot has it, for clients. 1,024 is Process's."""
+    disk_mib: int
+    """Disk of each sandbox, as the pool's slot has it, for clients. 10,240 is that of VMs."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
@@ -52,6 +54,7 @@ class EnvironmentApiSettings:
             workspace=env.get("ETUDE_EDGE_WORKSPACE", EMPTY),
             max_sandboxes=parse_count(env, "ETUDE_EDGE_MAX_SANDBOXES", 100, high=10_000),
             memory_mib=parse_count(env, "ETUDE_EDGE_MEMORY_MIB", 1024, high=65_536),
+            disk_mib=parse_count(env, "ETUDE_EDGE_DISK_MIB", 10_240, high=1_048_576),
         )
 
 

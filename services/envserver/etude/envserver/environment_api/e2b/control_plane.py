@@ -35,14 +35,21 @@ _REFUSED = ("network", "mcp", "iam", "volumeMounts", "autoResume")
 """Options that sandboxes here do not support; rejected rather than ignored."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSize:
+    """Size of each sandbox, as clients are told."""
+
+    memory_mib: int
+    disk_mib: int
+
+
 @dataclass(frozen=True, slots=True)
 class E2bControlPlane:
     """The routes of the control plane."""
 
     keys: ApiKeys
     sandboxes: ClientSandboxes
-    memory_mib: int
-    """Of each sandbox."""
+    size: SandboxSize
 
     def routes(self) -> list[Route]:
         one = "/sandboxes/{name}"
@@ -102,14 +109,14 @@ class E2bControlPlane:
         ]
         start = connect_protocol.number_field(request.query_params, "nextToken", most=1 << 20)
         limit = connect_protocol.number_field(request.query_params, "limit", most=_PAGE) or _PAGE
-        page = [_describe(sandbox, self.memory_mib) for sandbox in found[start : start + limit]]
+        page = [_describe(sandbox, self.size) for sandbox in found[start : start + limit]]
         more = {"x-next-token": str(start + limit)} if len(found) > start + limit else {}
         return JSONResponse(page, headers=more)
 
     async def _get(self, request: Request) -> Response:
         sandbox = self._sandbox(request)
         token = {"envdAccessToken": sandbox.token, "domain": None}
-        return JSONResponse(_describe(sandbox, self.memory_mib) | token)
+        return JSONResponse(_describe(sandbox, self.size) | token)
 
     async def _kill(self, request: Request) -> Response:
         await self.sandboxes.end(self._sandbox(request))
@@ -170,7 +177,7 @@ def _describe_new(sandbox: ClientSandbox) -> dict[str, Any]:
     }
 
 
-def _describe(sandbox: ClientSandbox, memory_mib: int) -> dict[str, Any]:
+def _describe(sandbox: ClientSandbox, size: SandboxSize) -> dict[str, Any]:
     return {
         "templateID": sandbox.request.template,
         "sandboxID": sandbox.name,
@@ -178,9 +185,8 @@ def _describe(sandbox: ClientSandbox, memory_mib: int) -> dict[str, Any]:
         "startedAt": _time(sandbox.started_s),
         "endAt": _time(math.ceil(sandbox.ends_s)),
         "cpuCount": _CPUS,
-        "memoryMB": memory_mib,
-        # Files are in memory, or share a host's disk without a part of their own.
-        "diskSizeMB": memory_mib,
+        "memoryMB": size.memory_mib,
+        "diskSizeMB": size.disk_mib,
         "state": _state(sandbox),
         "envdVersion": ENVD_VERSION,
         "metadata": dict(sandbox.request.metadata),
