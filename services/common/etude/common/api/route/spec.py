@@ -24,8 +24,8 @@ class EngineLending(Model):
     least_replicas: Annotated[int, Field(ge=1, le=1_024)] = 1
     """Engines that are never lent."""
     turns_per_engine: Annotated[int, Field(ge=1, le=100_000)]
-    """Turns of users that one engine samples at once within the latency that users shall have. A
-    third more than the most of the window is kept ready."""
+    """Turns of users that one engine may sample at once: with more of them each is too slow. A
+    third more than the highest number of the window is kept ready."""
     window_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
     """Time for which a turn counts as demand; an engine that started later than that is not yet
     known, and nothing is lent."""
