@@ -194,6 +194,24 @@ async def test_an_engine_of_which_no_gateway_hears_any_more_comes_back(lender: L
     await lender.wait_for(SERVING, 1)
 
 
+def test_users_get_no_version_that_their_channel_never_served(store: MemoryStore) -> None:
+    control, writer = LendingControl("demo"), ChannelWriter(store, STABLE, run_uid=RUN)
+    channel = FollowedChannel(store=store, name=STABLE, run_uid=RUN, lending=control)
+    newest, released = VersionId(1, 3), VersionId(1, 1)
+
+    def state_at(live: VersionId) -> LendingState:
+        channel.poll()
+        channel.observe(live)
+        return control.state
+
+    control.lend(60, now_s=0)
+    control.recall(now_s=1)
+    assert state_at(newest) is LendingState.RETURNING
+    writer.serve(released.number)
+    assert state_at(newest) is LendingState.RETURNING
+    assert state_at(released) is LendingState.SERVING
+
+
 async def test_the_load_of_users_is_told(lender: Lender) -> None:
     calls = [aiter(lender.generate(is_rollout=False, max_tokens=29)) for _ in range(2)]
     for call in calls:

@@ -102,9 +102,10 @@ class FollowedChannel:
 
     def observe(self, live: VersionId | None) -> None:
         """Update the state and the metric of an engine with this live version."""
-        is_followed = self.version in {None, live}
-        if is_followed:
+        if self.version == live:
+            # Not while the channel serves nothing: the live version is one that nobody released.
             self.lending.confirm_returned(now_s=time.monotonic())
+        is_followed = self.version in {None, live}
         metrics.CHANNEL_FOLLOWED.labels(self.name).set(is_followed or self.lending.is_lent)
 
     def _find_earlier(self) -> ChannelRecord | None:
