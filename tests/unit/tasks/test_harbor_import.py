@@ -57,12 +57,15 @@ def test_a_folder_of_tasks_is_taken_and_each_refused_one_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(tmp_path / "set" / "a", GOOD)
-    make(tmp_path / "set" / "b", {**GOOD, "environment/compose.yaml": "services: {}\n"})
+    make(
+        tmp_path / "set" / "b",
+        {**GOOD, "environment/compose.yaml": "services: {main: {}, db: {}}\n"},
+    )
     make(tmp_path / "set" / "c", GOOD)
     assert imported(tmp_path / "set", tmp_path / "out") == 1
     shown = capsys.readouterr()
     assert shown.out == "a\nc\n"
-    assert "environment/compose.yaml  describes several services" in shown.err
+    assert "environment/compose.yaml  describes services (main, db); an environment" in shown.err
     assert f"2 tasks in {tmp_path / 'out'}, 1 refused" in shown.err
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a", "c"]
 
@@ -148,6 +151,7 @@ _TOMLS: Mapping[str, str | bytes] = {
 }
 _FILES: Mapping[str, Mapping[str, str | bytes]] = {
     "compose": {"environment/docker-compose.yaml": "services: {}"},
+    "compose of no YAML": {"environment/docker-compose.yaml": "a: [\0"},
     "an instruction of nothing": {"instruction.md": " \n"},
     "a binary instruction": {"instruction.md": b"\xff\xfe\0"},
     "CRLF in the tests": {"tests/test.sh": "true\r\n"},

@@ -37,6 +37,16 @@ def test_a_task_with_an_image_by_its_digest_names_it_and_has_no_files_of_its_own
     assert not list((tmp_path / "out" / "words" / "environment").iterdir())
 
 
+def test_a_task_with_services_beside_its_image_is_refused_and_not_run_without_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_task(tmp_path / "words", f"[environment]\ndocker_image = 'ghcr.io/acme/words@{DIGEST}'\n")
+    compose = "services:\n  main: {}\n  db: {image: postgres}\n"
+    (tmp_path / "words/environment/docker-compose.yaml").write_text(compose)
+    assert import_folder(tmp_path / "words", tmp_path / "out") == 1
+    assert "describes services (main, db)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "image", [f"words@{DIGEST}", "ghcr.io/acme/words@sha256:1", f"/x@{DIGEST}"]
 )

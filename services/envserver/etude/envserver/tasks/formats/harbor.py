@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from etude.common.harbor import task
 from etude.common.harbor.task_file import WORKSPACE, TaskFile
 from etude.common.pinned_images import PinnedImage, is_pinned, parse_pinned
@@ -47,6 +49,7 @@ def import_task(folder: Path, images: ImageChoice) -> ImportedTask:
     """
     task_id = _task_id(folder)
     found = _files(folder)
+    _refuse_services(found)
     raw = _table(found)
     notes = _without_network(raw)
     workdir = _take_key(raw, "environment", "workdir")
@@ -54,7 +57,6 @@ def import_task(folder: Path, images: ImageChoice) -> ImportedTask:
     if image is not None and (images.pin is not None or is_pinned(image)):
         pinned = parse_pinned(image) if images.pin is None else images.pin(image)
         return _import_pinned(task_id, found, raw, notes, workdir or WORKSPACE, pinned)
-    _refuse_services(found)
     if images.takes_files:
         return _import_files(task_id, found, raw, notes, workdir or WORKSPACE)
     if "environment/Dockerfile" not in found:
@@ -171,9 +173,21 @@ def _refuse_services(found: Tree) -> None:
         ImportRefusedError: it is one.
     """
     for name in _COMPOSE:
-        if f"environment/{name}" in found:
-            what = "describes several services; only one container is run"
-            raise ImportRefusedError(f"environment/{name}", what)
+        if (file := found.get(f"environment/{name}")) is not None:
+            named = ", ".join(_service_names(file.content)) or "none that can be read"
+            what = f"describes services ({named}); an environment here is one container"
+            fix = "start what the tests need in the image, in metadata.etude_setup or in a step"
+            raise ImportRefusedError(f"environment/{name}", what, fix)
+
+
+def _service_names(data: bytes) -> list[str]:
+    """Names of the services in a compose file; none if it is damaged."""
+    try:
+        found = yaml.safe_load(data)
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return []
+    services = found.get("services") if isinstance(found, dict) else None
+    return [str(name)[:40] for name in services][:8] if isinstance(services, dict) else []
 
 
 def _parts(found: Tree) -> dict[str, File]:
