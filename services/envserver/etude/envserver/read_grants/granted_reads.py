@@ -71,12 +71,12 @@ class GrantedReads(StoreReads):
 
 def _remove_oldest(folder: Path) -> None:
     """Remove the copies that were used longest ago, beyond those of living leases."""
-    for copy in sorted(folder.glob(f"{_COPY}*"), key=_used_s, reverse=True)[MOST_COPIES:]:
+    for copy in sorted(folder.glob(f"{_COPY}*"), key=_find_last_use, reverse=True)[MOST_COPIES:]:
         shutil.rmtree(copy, ignore_errors=True)
 
 
-def _used_s(copy: Path) -> float:
-    """When a copy was used last; long ago if another thread removes it now."""
+def _find_last_use(copy: Path) -> float:
+    """Find when a copy was used last: long ago, if another thread removes it now."""
     with contextlib.suppress(FileNotFoundError):
         return copy.stat().st_mtime
     return 0.0
