@@ -240,7 +240,7 @@ def main() -> None:
     """Print the table and write bench/out/toolchains.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", choices=TOOLCHAINS, default=list(TOOLCHAINS))
-    parser.add_argument("--vm", nargs="*", choices=TOOLCHAINS, default=["go"])
+    parser.add_argument("--vm", nargs="*", choices=TOOLCHAINS, default=list(TOOLCHAINS))
     parser.add_argument("--output-mib", type=int, default=2_000)
     parser.add_argument(
         "--folder", type=Path, help="where everything is made; a new one, unless given"
