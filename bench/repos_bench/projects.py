@@ -168,7 +168,11 @@ def _take_sdist(project: Project, cache: Path, target: Path) -> None:
             "--target",
         )
         _run((*install, *library_of, str(library)), PINS)
-    for name in project.modules:
+    # Plugins and versions are found by the metadata of distributions.
+    metadata = [
+        path.name for name in project.modules for path in library.glob(f"{name}-*.dist-info")
+    ]
+    for name in (*project.modules, *metadata):
         source, copied = library / name, target / ".deps" / name
         copied.parent.mkdir(exist_ok=True)
         if source.is_dir():
