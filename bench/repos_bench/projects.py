@@ -86,6 +86,13 @@ def _pypi(name: str, version: str, *modules: str, source: str = "src:") -> Proje
 
 
 _TRIO = ("trio", "attr", "attrs", "outcome", "sniffio", "sortedcontainers", "idna")
+_HYPOTHESIS = (
+    "hypothesis",
+    "_hypothesis_globals.py",
+    "_hypothesis_ftz_detector.py",
+    "_hypothesis_pytestplugin.py",
+    "sortedcontainers",
+)
 PROJECTS = (
     _pypi("itsdangerous", "2.2.0", "freezegun", "dateutil"),
     _pypi("click", "8.1.8"),
@@ -101,7 +108,7 @@ PROJECTS = (
     Project(name="github.com/google/uuid", version="v1.6.0", registry=Registry.GO, program="go"),
     _pypi("jinja2", "3.1.6", "markupsafe", *_TRIO),
     _pypi("more_itertools", "10.7.0", source=""),
-    _pypi("attrs", "25.3.0", "hypothesis", "_hypothesis_globals.py", "sortedcontainers"),
+    _pypi("attrs", "25.3.0", *_HYPOTHESIS),
 )
 """Fast suites first."""
 
