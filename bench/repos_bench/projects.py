@@ -72,14 +72,17 @@ class Project:
                 return ()
 
 
-def _pypi(name: str, version: str, *modules: str, source: str = "src:") -> Project:
+def _pypi(
+    name: str, version: str, *modules: str, source: str = "src:", options: str = ""
+) -> Project:
     return Project(
         name=name,
         version=version,
         registry=Registry.PYPI,
         program="python3",
         test_command=(
-            f"PYTHONPATH={source}.deps python3 -m pytest -rA --tb=short -p no:cacheprovider tests"
+            f"PYTHONPATH={source}.deps python3 -m pytest -rA --tb=short -p no:cacheprovider"
+            f"{options} tests"
         ),
         modules=(*_PYTEST, *modules),
     )
@@ -108,7 +111,14 @@ PROJECTS = (
     Project(name="github.com/google/uuid", version="v1.6.0", registry=Registry.GO, program="go"),
     _pypi("jinja2", "3.1.6", "markupsafe", *_TRIO),
     _pypi("more_itertools", "10.7.0", source=""),
-    _pypi("attrs", "25.3.0", *_HYPOTHESIS),
+    _pypi(
+        "attrs",
+        "25.3.0",
+        *_HYPOTHESIS,
+        # Those read the metadata of an installed attrs; this one fails on this Python as it is.
+        options=" --ignore=tests/test_packaging.py"
+        " --deselect=tests/test_converters.py::TestPipe::test_wrapped_annotation",
+    ),
 )
 """Fast suites first."""
 
