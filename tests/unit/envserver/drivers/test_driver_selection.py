@@ -17,6 +17,7 @@ from etude.envserver.drivers.vm.errors import VmmError
 from etude.envserver.drivers.vm.firecracker import compatibility
 from etude.envserver.drivers.vm.qemu.command_line import QemuConfig
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
+from etude.envserver.images.built_image import GUEST_VERSION
 from etude.envserver.isolation.sandbox_layout import CommandLimits
 
 
@@ -34,11 +35,15 @@ def spec(template: dict[str, Any] | None = None, **fields: Any) -> EnvPoolSpec:
 
 
 def image(
-    place: DriverFolders, name: str = "python", *, files: tuple[str, ...] = ("vmlinuz",)
+    place: DriverFolders,
+    name: str = "python",
+    *,
+    files: tuple[str, ...] = ("vmlinuz",),
+    guest: int = GUEST_VERSION,
 ) -> Path:
     folder = place.images / "images" / ("0" * 32)
     folder.mkdir(parents=True)
-    manifest = {"name": name, "files": dict.fromkeys(files, "0" * 64)}
+    manifest = {"name": name, "files": dict.fromkeys(files, "0" * 64), "guest": guest}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
@@ -158,6 +163,17 @@ async def test_an_image_that_cannot_be_booted_is_named(
     error = await refused(spec({"image": name}, isolation={"driver": "QemuMicroVM"}), place)
     assert error.problem.where == "spec.templates[0].image"
     assert what in error.problem.what
+
+
+@pytest.mark.parametrize("driver", ["QemuMicroVM", "Firecracker"])
+async def test_an_image_whose_guests_would_mount_no_disk_is_to_be_built_again(
+    place: DriverFolders, driver: str
+) -> None:
+    image(place, guest=1)
+    error = await refused(spec({"image": "python"}, isolation={"driver": driver}), place)
+    assert error.problem.where == "spec.templates[0].image"
+    assert "guests have no disk" in error.problem.what
+    assert "etude images build" in error.problem.fix
 
 
 async def test_a_damaged_image_is_no_image(place: DriverFolders) -> None:

@@ -236,7 +236,7 @@ async def _qemu(spec: EnvPoolSpec, place: DriverFolders) -> "QemuDriver":
     from etude.envserver.drivers.vm import host_cpu
     from etude.envserver.drivers.vm.qemu.compatibility import qemu_version
 
-    images = await _images(spec, place)
+    images = await _bootable_images(spec, place)
     memory_mib = spec.slot.memory_mib or DEFAULT_MEMORY_MIB
     disk_mib = spec.slot.disk_mib or DEFAULT_MIB
     machine = QemuConfig(memory_mib=memory_mib, disk_mib=disk_mib, tsc_khz=host_cpu.host_tsc_khz())
@@ -258,7 +258,7 @@ async def _firecracker(spec: EnvPoolSpec, place: DriverFolders) -> "FirecrackerD
     from etude.envserver.drivers.vm.firecracker.api_requests import FirecrackerConfig
     from etude.envserver.drivers.vm.firecracker.driver import FirecrackerDriver
 
-    images = await _images(spec, place)
+    images = await _bootable_images(spec, place)
     place.scratch.mkdir(parents=True, exist_ok=True)
     try:
         programs = await asyncio.to_thread(compatibility.find_programs, place.scratch)
@@ -286,6 +286,23 @@ async def _images(spec: EnvPoolSpec, place: DriverFolders) -> dict[str, BuiltIma
         template.name: await asyncio.to_thread(_image, template, index, place)
         for index, template in enumerate(spec.templates)
     }
+
+
+async def _bootable_images(spec: EnvPoolSpec, place: DriverFolders) -> dict[str, BuiltImage]:
+    """The images of a pool of microVMs.
+
+    Raises:
+        DriverUnavailableError: one is missing, or its guests would mount no disk.
+    """
+    images = await _images(spec, place)
+    for index, template in enumerate(spec.templates):
+        if images[template.name].guest_version < built_image.GUEST_VERSION:
+            raise DriverUnavailableError(
+                f"image {images[template.name].name!r} is of a release whose guests have no disk",
+                where=f"spec.templates[{index}].image",
+                fix="build it again: etude images build SPEC",
+            )
+    return images
 
 
 async def _with_accelerator(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from etude.envserver.images import base_filesystem, built_image, guest_kernel, host_programs
 from etude.envserver.images.build_cache import BuildCache
-from etude.envserver.images.built_image import FILES, MANIFEST, BuiltImage
+from etude.envserver.images.built_image import FILES, GUEST_VERSION, MANIFEST, BuiltImage
 from etude.envserver.images.initramfs import AGENT, INIT, SERVICES, initramfs
 from etude.envserver.images.layers import RootFilesystem
 from etude.envserver.images.setup_step import PlacedFile
@@ -45,7 +45,7 @@ def build(
 
 def image_address(spec: ImageSpec, agent: Path) -> str:
     """Address of the image of a spec with this agent."""
-    made_of = [spec.to_json(), hashlib.sha256(agent.read_bytes()).hexdigest(), INIT]
+    made_of = [spec.to_json(), hashlib.sha256(agent.read_bytes()).hexdigest(), INIT, GUEST_VERSION]
     return digest("image", *made_of, guest_kernel.MODULES)
 
 
@@ -64,8 +64,13 @@ def fill_image(
     for name in FILES:
         # VMs run as another user than the one that built.
         (folder / name).chmod(0o644)
-    manifest = {"name": spec.name, "files": {name: _sha256(folder / name) for name in FILES}}
-    text = json.dumps({**manifest, "spec": spec.to_json()}, indent=1) + "\n"
+    manifest = {
+        "name": spec.name,
+        "files": {name: _sha256(folder / name) for name in FILES},
+        "guest": GUEST_VERSION,
+        "spec": spec.to_json(),
+    }
+    text = json.dumps(manifest, indent=1) + "\n"
     (folder / MANIFEST).write_text(text, encoding="utf-8")
 
 

@@ -13,6 +13,8 @@ FILES = ("vmlinuz", "initramfs.gz", "root.sqsh")
 FIRST_FILES = "workspace"
 BASE = "base.pb"
 MAX_MANIFEST_BYTES = 1 << 20
+GUEST_VERSION = 2
+"""Of the first file system that images are built with: 2 mounts a disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,8 @@ class BuiltImage:
     """Variables of its commands, of an image that says some."""
     has_services: bool = False
     """Whether something runs in it beside what an agent starts."""
+    guest_version: int = GUEST_VERSION
+    """Of its first file system; 1 if its manifest says none."""
 
     @property
     def kernel(self) -> Path:
@@ -70,6 +74,7 @@ def read_image(folder: Path) -> BuiltImage:
         name, files = found["name"], {str(k): str(v) for k, v in found["files"].items()}
         environment = {str(k): str(v) for k, v in found.get("environment", {}).items()}
         has_services = bool(found.get("spec", {}).get("services"))
+        guest_version = int(found.get("guest", 1))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as cause:
         raise CorruptError(f"{path}: {cause}; remove the folder and build again") from cause
     return BuiltImage(
@@ -79,6 +84,7 @@ def read_image(folder: Path) -> BuiltImage:
         files=files,
         environment=environment,
         has_services=has_services,
+        guest_version=guest_version,
     )
 
 

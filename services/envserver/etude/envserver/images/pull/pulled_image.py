@@ -98,7 +98,12 @@ class ImagePuller:
                 _share(machine.folder / name, folder / name)
         files = {**{name: machine.files[name] for name in FILES}, "root.sqsh": _sha256(folder)}
         environment = {**user, **config.environment}
-        manifest = {"name": str(image), "files": files, "environment": environment}
+        manifest = {
+            "name": str(image),
+            "files": files,
+            "environment": environment,
+            "guest": machine.guest_version,
+        }
         (folder / MANIFEST).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
 
 
