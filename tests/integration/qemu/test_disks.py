@@ -12,9 +12,11 @@ from tests.support.vm import microvms
 from tests.support.vm.microvms import Lab
 
 from etude.common.errors import CorruptError
+from etude.envserver.drivers.vm import disk
 from etude.envserver.drivers.vm.qemu.driver import QemuDriver
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.images.built_image import BuiltImage
+from etude.envserver.storage.folders import FolderLimits, TooLargeError
 
 MIB = 1 << 20
 LIMIT_S = 180.0
@@ -163,3 +165,13 @@ async def test_a_disk_counts_for_the_size_of_a_snapshot(states: States) -> None:
     await sandbox.run("dd if=/dev/urandom of=big bs=1M count=40; sync", LIMIT_S)
     _, saved = await states.saved(sandbox, "s")
     assert 40 * MIB < saved.num_bytes < LIMITS.max_bytes
+
+
+async def test_a_disk_that_is_larger_than_a_snapshot_may_be_is_not_copied(
+    states: States, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = await states.begun("one")
+    await sandbox.run("dd if=/dev/urandom of=big bs=1M count=40; sync", LIMIT_S)
+    monkeypatch.setattr(disk, "copy_open", lambda *_: pytest.fail("it was copied"))
+    with pytest.raises(TooLargeError):
+        await sandbox.save(tmp_path, FolderLimits(max_files=100, max_bytes=20 * MIB))
