@@ -259,3 +259,11 @@ def test_a_repository_whose_settings_are_a_folder_is_looked_at(
     (repository / ".git/config/refs").mkdir(parents=True)
     (repository / ".git/config/refs/heads").write_text("0" * 40)
     assert audited(tmp_path, task, BASE, members_of(repository)) == []
+
+
+def test_a_layer_may_have_a_folder_in_place_of_a_file_that_it_removes(
+    tmp_path: Path, task: HarborTask
+) -> None:
+    below = [file("app/.git/refs/heads", b"x")]
+    above = [removed("app/.git/refs/heads"), file("app/.git/refs/heads/main", b"y")]
+    assert audited(tmp_path, task, BASE, below, above) == []

@@ -24,6 +24,7 @@ from etude.envserver.images.pull.registry_access import NO_ACCESS, RegistryAcces
 from etude.envserver.storage.store_reads import DirectReads, StoreReads
 from etude.envserver.tasks import hidden_content, layers
 from etude.envserver.tasks.layer_repositories import RepositoryCopies
+from etude.envserver.tasks.layers import LayerMarks
 from etude.envserver.tasks.leak_probe import LeakProbe
 
 _MAX_TEXT_BYTES = 8 << 20
@@ -114,9 +115,17 @@ def audit_layout(layout: Path, tasks: Sequence[HarborTask], scratch: Path) -> li
     root = image_layout.image_config(layout).get("WorkingDir") or "/"
     with contextlib.closing(RepositoryCopies(folder=scratch)) as copies:
         workspace = _Workspace(folder=str(root), hidden=hidden)
+        marks = LayerMarks()
         for entry in layers.read_layers(layout):
+            if entry.layer != marks.layer:
+                _remove_marked(marks, workspace, copies)
+                marks = LayerMarks(entry.layer)
             with layers.refuse_damage(entry.layer):
-                _take_entry(entry, workspace, copies)
+                if entry.file is None:
+                    marks.paths.add(entry.path)
+                elif not copies.add(entry):
+                    workspace.add(entry)
+        _remove_marked(marks, workspace, copies)
         probes = [
             _probe(task, each, workspace.files()) for task, each in zip(tasks, hidden, strict=True)
         ]
@@ -135,15 +144,11 @@ def audit_layout(layout: Path, tasks: Sequence[HarborTask], scratch: Path) -> li
     ]
 
 
-def _take_entry(
-    entry: layers.LayerEntry, workspace: "_Workspace", copies: RepositoryCopies
-) -> None:
-    """Take what a file or a mark changes of the image's workspace and repositories."""
-    if entry.file is None:
-        workspace.remove(entry)
-        copies.remove(entry)
-    elif not copies.add(entry):
-        workspace.add(entry)
+def _remove_marked(marks: LayerMarks, workspace: "_Workspace", copies: RepositoryCopies) -> None:
+    """Remove what a layer removes; once for all of its marks, as there may be a million."""
+    if marks.paths:
+        workspace.remove(marks)
+        copies.remove(marks)
 
 
 def _compare_files(layout: Path, probes: Sequence[LeakProbe]) -> None:
@@ -211,11 +216,10 @@ class _Workspace:
             self._num_bytes += entry.size
             self._found[entry.path] = (entry.layer, entry.file.read())
 
-    def remove(self, mark: layers.LayerEntry) -> None:
+    def remove(self, marks: LayerMarks) -> None:
         """Remove what a layer removes of those below it."""
         for path, (layer, _) in list(self._found.items()):
-            is_removed = path == mark.path or path.startswith(f"{mark.path}/".lstrip("/"))
-            if is_removed and layer != mark.layer:
+            if marks.covers(path, layer):
                 del self._found[path]
 
     def files(self) -> dict[str, bytes]:

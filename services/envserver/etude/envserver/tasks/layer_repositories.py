@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from etude.envserver.tasks import leak_probe
-from etude.envserver.tasks.layers import DamagedLayerError, LayerEntry
+from etude.envserver.tasks.layers import DamagedLayerError, LayerEntry, LayerMarks
 
 _FOLDER = re.compile(r"(?:^|/)[^/]*\.git(?=/)")
 _PART = re.compile(
@@ -76,13 +76,14 @@ class RepositoryCopies:
             self._numbers[entry.path] = entry.layer
         return True
 
-    def remove(self, mark: LayerEntry) -> None:
+    def remove(self, marks: LayerMarks) -> None:
         """Remove what a layer removes of those below it: all but objects."""
         for path, layer in list(self._numbers.items()):
-            is_removed = path == mark.path or path.startswith(f"{mark.path}/".lstrip("/"))
-            if is_removed and layer != mark.layer:
+            if marks.covers(path, layer):
                 del self._numbers[path]
-                (self.folder / path).unlink(missing_ok=True)
+                place = self.folder / path
+                if place.is_file():  # the layer may have a folder there
+                    place.unlink()
 
     def _make_room(self, target: Path) -> None:
         """Make the folder of a file; what another layer had as a file there is replaced."""

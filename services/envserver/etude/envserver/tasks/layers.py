@@ -12,7 +12,7 @@ import posixpath
 import tarfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple, Self, cast
 
@@ -61,6 +61,23 @@ class LayerEntry(NamedTuple):
     size: int
     file: IO[bytes] | None
     """The content, to be read before the next entry is taken; None for a mark."""
+
+
+@dataclass(slots=True)
+class LayerMarks:
+    """Marks of one layer: what it removes of the layers below it."""
+
+    layer: str = ""
+    paths: set[str] = field(default_factory=set)
+
+    def covers(self, path: str, layer: str) -> bool:
+        """True if a file of another layer is removed, or a folder that it is in."""
+        if layer == self.layer:
+            return False
+        parts = path.split("/")
+        return "" in self.paths or any(
+            "/".join(parts[:end]) in self.paths for end in range(1, len(parts) + 1)
+        )
 
 
 class _Header(tarfile.TarInfo):
