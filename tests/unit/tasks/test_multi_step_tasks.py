@@ -93,7 +93,7 @@ REFUSED = {
     "a step without a request": ({"task.toml": "[[steps]]\nname = 'x'\n"}, "x/instruction.md"),
     "a threshold of another reward": (
         {"task.toml": SETTINGS.replace("min_reward = 0.5", "min_reward = {style = 1}")},
-        "names style; a step has one reward here",
+        "names style; a step has the one reward `reward` here",
     ),
     "a health check": (
         {"task.toml": SETTINGS + "[steps.healthcheck]\ncommand = 'true'\n"},

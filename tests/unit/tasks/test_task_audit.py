@@ -63,3 +63,10 @@ def test_the_page_has_every_class() -> None:
     page = Path(__file__).parents[3] / "docs/how-to/write-a-task.md"
     table = page.read_text().partition("## Audit")[2]
     assert {*audit.RULES} <= {*re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE)}
+
+
+def test_credentials_without_images_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert audit.main([str(tmp_path), "--credentials", "config.json"]) == 2
+    assert "add --images" in capsys.readouterr().err

@@ -64,7 +64,8 @@ def _one_reward(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
     if set(value) != {"reward"}:
-        raise ValueError(f"names {', '.join(map(str, value))[:200]}; a step has one reward here")
+        names = ", ".join(map(str, value))[:200] or "no reward"
+        raise ValueError(f"names {names}; a step has the one reward `reward` here")
     return value["reward"]
 
 

@@ -271,6 +271,20 @@ def audit_tasks(
     return found
 
 
+def _make_auditor(given: argparse.Namespace) -> ImageAuditor | None:
+    """Make the auditor of images; None if they are not asked for.
+
+    Raises:
+        option_error: credentials are given for nothing.
+    """
+    if given.images:
+        return ImageAuditor(registries=RegistryAccess(credentials=given.credentials))
+    if given.credentials:
+        fix = "add --images, or leave it out"
+        raise exit_codes.option_error("--credentials", "is for images alone", fix)
+    return None
+
+
 def main(arguments: Sequence[str]) -> int:
     """Audit, print the flaws, and the number of tasks without any."""
     parser = argparse.ArgumentParser(prog="python -m etude.envserver.tasks.audit")
@@ -281,9 +295,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--images", action="store_true", help="also the layers of their images")
     parser.add_argument("--credentials", type=Path, help="of registries, as Docker writes them")
     given = parser.parse_args(arguments)
-    registries = RegistryAccess(credentials=given.credentials)
-    images = ImageAuditor(registries=registries) if given.images else None
     try:
+        images = _make_auditor(given)
         folders = runner.chosen_folders(given.folder, given.limit)
     except UserError as error:
         return exit_codes.report_error(error)
