@@ -127,6 +127,16 @@ class Replica(weights_pb2_grpc.WeightServiceServicer):
         self.pinned = VersionId.from_proto(request.version)
         return weights_pb2.SetTargetResponse()
 
+    @override
+    async def SetLending(
+        self,
+        request: weights_pb2.SetLendingRequest,
+        context: grpc.aio.ServicerContext[
+            weights_pb2.SetLendingRequest, weights_pb2.SetLendingResponse
+        ],
+    ) -> weights_pb2.SetLendingResponse:
+        raise AssertionError("controllers lend no engine")
+
 
 @pytest.fixture
 async def replicas() -> AsyncIterator[list[Replica]]:

@@ -82,7 +82,8 @@ class PolicyConversation(Protocol):
         Returns:
             The ending if no room is left.
         """
-        raise NotImplementedError(f"{type(self).__name__} has one request")
+        what = f"{type(self).__name__} has one request"
+        raise NotImplementedError(what)
 
     def note_last_results(self, outcomes: Sequence[ToolOutcome]) -> None:
         """Take the results of calls after which the work ends: no turn of it reads them."""
