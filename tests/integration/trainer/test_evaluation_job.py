@@ -13,7 +13,7 @@ from etude.common.errors import CorruptError, StoreError, UserError
 from etude.common.run_folder.record import FolderRecord
 from etude.trainer.commands import evaluate as program
 from etude.trainer.commands.evaluate import EvaluationJob, evaluate
-from etude.trainer.rollouts.suite_results import SuiteResults
+from etude.trainer.rollouts.suites.results import SuiteResults
 from etude.v1 import weights_pb2
 
 NUM_TASKS = 3

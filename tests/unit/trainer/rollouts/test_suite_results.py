@@ -4,7 +4,7 @@ import pytest
 
 from etude.common.blobs import MemoryStore
 from etude.common.weights import VersionId
-from etude.trainer.rollouts.suite_results import OTHER_POLICY, SuiteResults
+from etude.trainer.rollouts.suites.results import OTHER_POLICY, SuiteResults
 from etude.v1 import journal_pb2
 
 POLICY, OTHER = VersionId.parse("1.4"), VersionId.parse("1.5")

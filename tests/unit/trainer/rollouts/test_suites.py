@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from etude.common.api.run.phases import RolloutPolicy
 from etude.trainer.rollouts.protocol import GroupRequest
-from etude.trainer.rollouts.suites import REDRAWS, Marks, Records, SuitePass, SuiteRunner
+from etude.trainer.rollouts.suites.runner import REDRAWS, Marks, Records, SuitePass, SuiteRunner
 from etude.trainer.rollouts.tasks import Task
 from etude.trainer.routing.table import Purpose
 from etude.v1.journal_pb2 import JournalRollout

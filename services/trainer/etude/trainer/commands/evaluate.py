@@ -34,8 +34,8 @@ from etude.common.weights import VersionId
 from etude.trainer.controller.reporting.rows import Row, evaluation_fields, rollout_rows
 from etude.trainer.rollouts.endpoint_policy import ChatEndpoint
 from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
-from etude.trainer.rollouts.suite_results import SuiteResults
-from etude.trainer.rollouts.suites import Marks, Records, SuitePass, SuiteRunner
+from etude.trainer.rollouts.suites.results import SuiteResults
+from etude.trainer.rollouts.suites.runner import Marks, Records, SuitePass, SuiteRunner
 from etude.trainer.rollouts.tasks import find_tasks
 from etude.trainer.rollouts.worker import RolloutWorker
 from etude.trainer.routing.table import EngineState, RoutingTable

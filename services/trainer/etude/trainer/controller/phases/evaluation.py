@@ -15,7 +15,7 @@ from etude.trainer.controller.checkpoints.state import EvaluationResult
 from etude.trainer.controller.reporting.rows import evaluation_fields, rollout_rows
 from etude.trainer.controller.run import Run
 from etude.trainer.rollouts.protocol import GroupRequest
-from etude.trainer.rollouts.suites import Marks, Records, SuitePass, SuiteRunner
+from etude.trainer.rollouts.suites.runner import Marks, Records, SuitePass, SuiteRunner
 from etude.trainer.rollouts.tasks import Task, find_tasks
 from etude.v1 import journal_pb2, run_pb2
 

@@ -1,0 +1,1 @@
+"""Suites of tasks that evaluations run, and what came of them."""
