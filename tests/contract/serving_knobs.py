@@ -29,7 +29,7 @@ ROUTE = {
     "channels.stable.replicas": f"{ROUTE_PARTS} engines",
     **dict(under("channels.canary", CHANNEL | ENGINES)),
     "channels.canary.replicas": f"{ROUTE_PARTS} engines",
-    "channels.lending.leastReplicas": "etude.gateway.lending rules",
+    "channels.lending.minReplicas": "etude.gateway.lending rules",
     "channels.lending.turnsPerEngine": "etude.gateway.lending rules",
     "channels.lending.windowSeconds": "etude.gateway.lending rules",
     **dict(under("gateway", SERVICE)),

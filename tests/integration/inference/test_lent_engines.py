@@ -38,7 +38,7 @@ NEWEST = VersionId(1, 6)
 """Of the run; users are served version 0."""
 WINDOW_S = 2
 """Far shorter than between two bursts, so that each of these is one that nobody expected."""
-LENDING = {"leastReplicas": 1, "turnsPerEngine": 2, "windowSeconds": WINDOW_S}
+LENDING = {"minReplicas": 1, "turnsPerEngine": 2, "windowSeconds": WINDOW_S}
 BURSTS, BURST_S, BURST_USERS = 4, 7.0, 5
 LONE_S = 0.7
 TURN_TOKENS, ROLLOUT_TOKENS = 24, 200
@@ -208,7 +208,7 @@ async def serve_bursts(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if lender is not None:
-            lender.rules = lender.rules.model_copy(update={"least_replicas": len(fleet.targets)})
+            lender.rules = lender.rules.model_copy(update={"min_replicas": len(fleet.targets)})
             await lender.step()
     await rollouts.lent.close()
     return users

@@ -26,7 +26,7 @@ Status = weights_pb2.WeightStatus
 COUNTS = st.integers(0, 40)
 LOADS = st.lists(st.tuples(COUNTS, st.sampled_from([1.0, 400.0])), max_size=8)
 RULES = st.builds(
-    EngineLending, least_replicas=st.integers(1, 4), turns_per_engine=st.integers(1, 20)
+    EngineLending, min_replicas=st.integers(1, 4), turns_per_engine=st.integers(1, 20)
 )
 
 
@@ -39,7 +39,7 @@ def test_users_keep_the_least_and_a_third_more_than_their_peak(
     found: list[tuple[int, float]], rules: EngineLending
 ) -> None:
     needed = engines_needed(loads_of(found), rules, 8)
-    assert min(8, rules.least_replicas) <= needed <= 8
+    assert min(8, rules.min_replicas) <= needed <= 8
     if any(seconds < rules.window_seconds for _, seconds in found):
         assert needed == 8, "an engine that has just started has seen too little"
     peak = sum(count for count, _ in found)
@@ -98,7 +98,7 @@ async def served(tmp_path: Path, plain: ChatFormat) -> AsyncIterator[Served]:
     engines = [PlayedEngine(plain, lambda _: "Yes.") for _ in range(NUM_ENGINES)]
     servers = [await start_engine(engine) for engine in engines]
     targets = [f"127.0.0.1:{server.port}" for server in servers]
-    route = {"lending": {"leastReplicas": 1, "turnsPerEngine": 2}}
+    route = {"lending": {"minReplicas": 1, "turnsPerEngine": 2}}
     async with serve_route(tmp_path, plain, targets, route) as gateway:
         yield Served(gateway, engines)
     for server in servers:

@@ -43,7 +43,7 @@ def engines_needed(
         return num_engines
     peak = sum(each.user_turns_peak for each in loads)
     needed = math.ceil(units_needed(peak) / rules.turns_per_engine)
-    return min(num_engines, max(rules.least_replicas, needed))
+    return min(num_engines, max(rules.min_replicas, needed))
 
 
 def choose_lent(

@@ -96,12 +96,12 @@ def test_engines_read_the_run_with_the_settings_of_their_channel(
 def test_engines_of_the_stable_channel_are_lent_to_the_run_of_the_route_alone(
     route_body: Any, run: RLRun, platform: Platform
 ) -> None:
-    lending = {"leastReplicas": 1, "turnsPerEngine": 8, "windowSeconds": 60}
+    lending = {"minReplicas": 1, "turnsPerEngine": 8, "windowSeconds": 60}
     channels = {"stable": {"replicas": 3}, "canary": {}, "lending": lending}
     made = children(route_body(channels=channels), run, platform)
     route = Route.parse_known_fields(route_file(made))
     assert route.lending is not None
-    assert (route.lending.least_replicas, route.lending.turns_per_engine) == (1, 8)
+    assert (route.lending.min_replicas, route.lending.turns_per_engine) == (1, 8)
     engine = variables(made["StatefulSet", "stable"])
     assert (engine["ETUDE_LENDING_RUN"], engine["ETUDE_LENDING_WINDOW_S"]) == ("demo", "60")
     assert EngineSettings.from_env(engine).lending_window_s == 60
@@ -109,8 +109,8 @@ def test_engines_of_the_stable_channel_are_lent_to_the_run_of_the_route_alone(
 
 
 def test_more_engines_than_there_are_cannot_be_kept_from_rollouts(route_body: Any) -> None:
-    lending = {"leastReplicas": 3, "turnsPerEngine": 8}
-    with pytest.raises(ValueError, match="leastReplicas"):
+    lending = {"minReplicas": 3, "turnsPerEngine": 8}
+    with pytest.raises(ValueError, match="minReplicas"):
         PolicyRoute.model_validate(
             route_body(channels={"stable": {"replicas": 2}, "lending": lending})
         )

@@ -21,7 +21,7 @@ class RouteRunRef(Model):
 class EngineLending(Model):
     """Forecast by which engines of users are lent to rollouts of the run that a route serves."""
 
-    least_replicas: Annotated[int, Field(ge=1, le=1_024)] = 1
+    min_replicas: Annotated[int, Field(ge=1, le=1_024)] = 1
     """Engines that are never lent."""
     turns_per_engine: Annotated[int, Field(ge=1, le=100_000)]
     """Turns of users that one engine may sample at once: with more of them each is too slow. A
@@ -37,11 +37,11 @@ class Channels(Model):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="!has(self.lending) || !has(self.stable.replicas)"
-            " || self.lending.leastReplicas <= self.stable.replicas",
-            holds=lambda s: s.lending is None or s.lending.least_replicas <= s.stable.replicas,
-            message="lending.leastReplicas must not be above stable.replicas",
-            fix="lower lending.leastReplicas, or raise stable.replicas",
-            field_path=".lending.leastReplicas",
+            " || self.lending.minReplicas <= self.stable.replicas",
+            holds=lambda s: s.lending is None or s.lending.min_replicas <= s.stable.replicas,
+            message="lending.minReplicas must not be above stable.replicas",
+            fix="lower lending.minReplicas, or raise stable.replicas",
+            field_path=".lending.minReplicas",
         ),
     )
 
