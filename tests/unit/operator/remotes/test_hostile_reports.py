@@ -79,6 +79,8 @@ def test_whatever_is_said_fits_into_a_status(ints: int, doubles: float, text: st
             setattr(said, field.name, ints)
         elif field.cpp_type == field.CPPTYPE_DOUBLE:
             setattr(said, field.name, doubles)
+        elif field.cpp_type == field.CPPTYPE_STRING and field.is_repeated:
+            getattr(said, field.name).extend([text, text])
         elif field.cpp_type == field.CPPTYPE_STRING:
             setattr(said, field.name, text)
     found = sanitize_status(said)
