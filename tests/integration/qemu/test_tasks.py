@@ -12,6 +12,7 @@ from etude.common.run_folder.state import images_folder
 from etude.envserver.drivers.vm.qemu.command_line import PROGRAM
 from etude.envserver.images import built_image
 from etude.envserver.images.build_cache import BuildCache
+from etude.envserver.images.built_image import GUEST_VERSION
 from etude.envserver.tasks import lint, verify
 from etude.envserver.tasks.runner import RunnerChoice
 
@@ -26,7 +27,7 @@ def choice() -> RunnerChoice:
     for image in reversed(built_image.list_images(BuildCache(images_folder()))):
         manifest = json.loads((image.folder / "manifest.json").read_bytes())
         packages = manifest["spec"]["base"].get("debian", {}).get("packages", ())
-        if "python3" in packages:
+        if "python3" in packages and image.guest_version == GUEST_VERSION:
             return RunnerChoice(driver=DriverName.QEMU_MICRO_VM, image=image.address)
     pytest.skip("no image with Python: etude images build examples/images/python.yaml")
 

@@ -261,7 +261,7 @@ def used_bytes(descriptor: int) -> int:
 def used_in(folder: Path) -> int:
     """Bytes that the disk of the VM in a folder takes on the host."""
     with crossing(VmmError, "a VM has no disk"):
-        return (folder / DISK).stat().st_blocks * 512
+        return (folder / DISK).lstat().st_blocks * 512
 
 
 def _extents(descriptor: int) -> Iterator[tuple[int, int]]:

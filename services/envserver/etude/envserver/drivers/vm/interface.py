@@ -31,6 +31,11 @@ class Vmm(Protocol):
     exited: "asyncio.Future[int | None]"
     """Exit code, negative for a signal; None for a process that is not our child."""
 
+    @property
+    def disk_folder(self) -> Path:
+        """Folder that its disk is in."""
+        ...
+
     async def agent(self) -> socket.socket:
         """Connect to the guest's agent, non-blocking; there is one connection at a time."""
 

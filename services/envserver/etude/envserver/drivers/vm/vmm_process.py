@@ -29,6 +29,11 @@ class VmmProcess(Vmm):
     exited: "asyncio.Future[int | None]"
     """Exit code, negative for a signal; None for a process that is not our child."""
 
+    @property
+    @override
+    def disk_folder(self) -> Path:
+        return self.folder
+
     @override
     async def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -56,6 +56,11 @@ class FirecrackerVm(VmmProcess):
         return jail.find_jail(self.folder, self.programs)
 
     @property
+    @override
+    def disk_folder(self) -> Path:
+        return self.jail.root
+
+    @property
     def api(self) -> FirecrackerApi:
         return FirecrackerApi(partial(jail.dial, self.jail, jail.API))
 

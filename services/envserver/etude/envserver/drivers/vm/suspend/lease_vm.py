@@ -142,7 +142,7 @@ class LeaseVm(SuspendableVm):
         # After the answer the channel is at a frame boundary.
         if not await guest.channel.ping(timeout_s=_PING_LIMIT_S):
             raise VmmError(f"guest of VM {guest.vm.pid} does not answer")
-        used_bytes = disks.used_in(guest.vm.folder)
+        used_bytes = disks.used_in(guest.vm.disk_folder)
         if used_bytes > max_bytes:  # a copy would take the room that others need
             raise TooLargeError(f"the VM has a disk with {used_bytes} bytes")
         disk = path.parent / disks.PARTIAL
