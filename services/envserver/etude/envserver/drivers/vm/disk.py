@@ -21,6 +21,7 @@ from blake3 import blake3
 
 from etude.common.errors import crossing
 from etude.envserver.drivers.vm.errors import IntegrityError, VmmError
+from etude.envserver.drivers.vm.sparse_files import data_extents
 
 DISK = "disk"
 """Name of the file in a VM's folder."""
@@ -97,7 +98,7 @@ def fill(target: int, source: int) -> None:
         try:
             fcntl.ioctl(target, _FICLONE, source)
         except OSError:
-            for start, end in _extents(source):
+            for start, end in data_extents(source):
                 _copy(source, target, start, end)
 
 
@@ -143,7 +144,9 @@ def read_small(folder: Path) -> "DiskContent | None":
         if used_bytes(source) >= _SMALL_BYTES:
             return None
         size = os.fstat(source).st_size
-        parts = [(start, os.pread(source, end - start, start)) for start, end in _extents(source)]
+        parts = [
+            (start, os.pread(source, end - start, start)) for start, end in data_extents(source)
+        ]
     return DiskContent(size, parts)
 
 
@@ -228,7 +231,7 @@ def digest(descriptor: int) -> bytes:
     """Compute the digest of a disk: the same for the same content. Takes half a second a GiB."""
     size = os.fstat(descriptor).st_size
     found, position = blake3(size.to_bytes(8, "big")), 0
-    for start, end in _extents(descriptor):
+    for start, end in data_extents(descriptor):
         # Whole blocks, each once: extents may share one.
         position = max(position, start - start % _BLOCK_BYTES)
         while position < end:
@@ -262,24 +265,6 @@ def used_in(folder: Path) -> int:
     """Bytes that the disk of the VM in a folder takes on the host."""
     with crossing(VmmError, "a VM has no disk"):
         return (folder / DISK).lstat().st_blocks * 512
-
-
-def _extents(descriptor: int) -> Iterator[tuple[int, int]]:
-    """Iterate over the parts of a file that hold data.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    end = 0
-    while True:
-        try:
-            start = os.lseek(descriptor, end, os.SEEK_DATA)
-        except OSError as cause:
-            if cause.errno != errno.ENXIO:
-                raise
-            return
-        end = os.lseek(descriptor, start, os.SEEK_HOLE)
-        yield start, end
 
 
 def _write_part(target: int, part: bytes, offset: int) -> None:

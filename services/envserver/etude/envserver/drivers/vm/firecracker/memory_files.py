@@ -4,7 +4,6 @@ A diff has data where the guest wrote, zeros included, and holes elsewhere. Its 
 have holes as small as a page, or unwritten memory would look like zeros.
 """
 
-import errno
 import fcntl
 import os
 import struct
@@ -15,6 +14,7 @@ from typing import NamedTuple
 from etude.common.errors import CorruptError
 from etude.envserver.drivers.vm import sealed_files
 from etude.envserver.drivers.vm.dirty_pages import PAGE_BYTES
+from etude.envserver.drivers.vm.sparse_files import data_extents
 
 _PART_BYTES = 4 << 20
 _FICLONE = 0x40049409
@@ -44,15 +44,7 @@ def data_parts(descriptor: int) -> Iterator[MemoryPart]:
     Raises:
         OSError: it cannot be read.
     """
-    end = 0
-    while True:
-        try:
-            start = os.lseek(descriptor, end, os.SEEK_DATA)
-        except OSError as cause:
-            if cause.errno != errno.ENXIO:
-                raise
-            return
-        end = os.lseek(descriptor, start, os.SEEK_HOLE)
+    for start, end in data_extents(descriptor):
         for offset in range(start, end, _PART_BYTES):
             yield MemoryPart(offset, os.pread(descriptor, min(_PART_BYTES, end - offset), offset))
 
