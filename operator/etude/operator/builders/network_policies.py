@@ -140,17 +140,15 @@ def pool_policies(
         ),
     ]
     if pool.spec.edge is not None:
-        public = {"ports": _ports(PORTS[names.ENVIRONMENT_API].values())}
-        parts.append(
-            _policy(
-                pool,
-                names.ENVIRONMENT_API,
-                edge,
-                [public],
-                [*signals, *_pool_egress(ours[names.POOL])],
-            )
-        )
+        parts.append(_edge_policy(pool, edge, signals))
     return parts
+
+
+def _edge_policy(pool: EnvPool, edge: Selector, signals: list[Rule]) -> Manifest:
+    """The policy of a pool's environment API, which anyone may call."""
+    public = {"ports": _ports(PORTS[names.ENVIRONMENT_API].values())}
+    egress = [*signals, *_pool_egress(pool.metadata.name)]
+    return _policy(pool, names.ENVIRONMENT_API, edge, [public], egress)
 
 
 def route_policies(
