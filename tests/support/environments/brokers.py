@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 
+from etude.common.api.pool.lease_classes import LeaseClass, LeaseClassName
 from etude.common.api.pool.spec import EnvPoolSpec, LeasePolicy, Template
 from etude.envserver.broker.broker import REBUILD_S, Broker
 from etude.envserver.broker.host_client import MemoryHostClient
@@ -30,6 +31,20 @@ def started(nodes: MemoryHostClient, *endpoints: str, spec: EnvPoolSpec | None =
     for endpoint in endpoints or ("n1",):
         broker.heartbeat(nodes.heartbeat(endpoint))
     return broker
+
+
+def start_with_floor(nodes: MemoryHostClient, *endpoints: str, floor: int) -> Broker:
+    """A broker whose class of people has a floor."""
+    serving = LeaseClass(name=LeaseClassName.SERVING, floor_slots=floor)
+    lease = LeasePolicy(classes=(serving,))
+    spec = EnvPoolSpec(templates=(Template(name="python"),), lease=lease)
+    return started(nodes, *endpoints, spec=spec)
+
+
+def expect_nobody(broker: Broker) -> None:
+    """Let a broker take what people asked for as long ago."""
+    rules = broker.queue.shares.rules
+    broker.queue.shares.rules = {name: each._replace(headroom_s=0) for name, each in rules.items()}
 
 
 def lone_service(broker: Broker) -> BrokerService:

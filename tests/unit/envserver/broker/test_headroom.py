@@ -1,14 +1,22 @@
 """Free slots for people: kept by their demand of the last minutes, lent beyond that."""
 
 import asyncio
+import functools
 import time
 from collections import Counter
 
-from tests.support.environments.brokers import Response, launched, request, some
+from tests.support.environments.brokers import (
+    Response,
+    expect_nobody,
+    launched,
+    request,
+    some,
+    start_with_floor,
+)
 
 from etude.common.api.pool.lease_classes import LeaseClass, LeaseClassName
-from etude.common.api.pool.spec import EnvPoolSpec, LeasePolicy, Template
-from etude.envserver.broker.broker import REBUILD_S, Broker
+from etude.common.api.pool.spec import LeasePolicy
+from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.host_client import MemoryHostClient
 from etude.envserver.broker.pool_report import make_report
 from etude.envserver.broker.shards.peers import Peers
@@ -19,19 +27,7 @@ SERVING = environments_pb2.LEASE_CLASS_SERVING
 TRAINING = environments_pb2.LEASE_CLASS_TRAINING
 
 
-def broker_with(nodes: MemoryHostClient, *names: str, floor: int = 6) -> Broker:
-    serving = LeaseClass(name=LeaseClassName.SERVING, floor_slots=floor)
-    spec = EnvPoolSpec(templates=(Template(name="python"),), lease=LeasePolicy(classes=(serving,)))
-    broker = Broker(spec, nodes, started_s=-REBUILD_S)
-    for name in names or ("n1",):
-        broker.heartbeat(nodes.heartbeat(name))
-    return broker
-
-
-def expect_nobody(broker: Broker) -> None:
-    """What people asked for was long ago."""
-    rules = broker.queue.shares.rules
-    broker.queue.shares.rules = {name: each._replace(headroom_s=0) for name, each in rules.items()}
+broker_with = functools.partial(start_with_floor, floor=6)
 
 
 async def settle() -> None:

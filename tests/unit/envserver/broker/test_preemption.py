@@ -1,17 +1,23 @@
 """Preemption: a class below its floor gets slots of rollouts, which wait and go on later."""
 
 import asyncio
+import functools
 import time
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.environments.brokers import Response, launched, request, some
+from tests.support.environments.brokers import (
+    Response,
+    expect_nobody,
+    launched,
+    request,
+    some,
+    start_with_floor,
+)
 
-from etude.common.api.pool.lease_classes import LeaseClass, LeaseClassName
-from etude.common.api.pool.spec import EnvPoolSpec, LeasePolicy, Template
-from etude.envserver.broker.broker import REBUILD_S, Broker
+from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.classes.preemption import (
     PREEMPTED_CLASSES,
     choose_lenders,
@@ -66,19 +72,7 @@ def test_who_is_asked_for_more_slots_gives_up_no_fewer(
     assert not fewer - more
 
 
-def broker_with(nodes: MemoryHostClient, *names: str, floor: int = 2) -> Broker:
-    serving = LeaseClass(name=LeaseClassName.SERVING, floor_slots=floor)
-    spec = EnvPoolSpec(templates=(Template(name="python"),), lease=LeasePolicy(classes=(serving,)))
-    broker = Broker(spec, nodes, started_s=-REBUILD_S)
-    for name in names or ("n1",):
-        broker.heartbeat(nodes.heartbeat(name))
-    return broker
-
-
-def expect_nobody(broker: Broker) -> None:
-    """What people asked for was long ago."""
-    rules = broker.queue.shares.rules
-    broker.queue.shares.rules = {name: each._replace(headroom_s=0) for name, each in rules.items()}
+broker_with = functools.partial(start_with_floor, floor=2)
 
 
 async def settle() -> None:
