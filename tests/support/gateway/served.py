@@ -208,7 +208,7 @@ def make_settings(folder: Path, **values: object) -> Settings:
         "max_body_mib": 1,
         "max_session_tokens": 100_000,
         "max_waiting_mib": 4,
-        "outage_s": 1,
+        "outage_s": 10,
         "turn_s": 60,
         "traces_file": None,
     }
@@ -276,9 +276,13 @@ async def start_engine(engine: PlayedEngine) -> Server:
 
 @contextlib.asynccontextmanager
 async def serve_gateway(
-    folder: Path, engines: Sequence[PlayedEngine], route: Mapping[str, object]
+    folder: Path,
+    engines: Sequence[PlayedEngine],
+    route: Mapping[str, object],
+    *,
+    outage_s: int,
 ) -> AsyncIterator[ServedGateway]:
-    """Serve the engines' policy; the first engine's chat format is the gateway's."""
+    """Serve the engines' policy; the first one's chat format is the gateway's."""
     async with contextlib.AsyncExitStack() as stopping:
         servers = []
         for engine in engines:
@@ -286,6 +290,8 @@ async def serve_gateway(
             # Also after a body that fails: an engine that listens on keeps its test from ending.
             stopping.push_async_callback(servers[-1].stop, 0)
         targets = [f"127.0.0.1:{server.port}" for server in servers]
-        async with serve_route(folder, engines[0].chat, targets, route) as served:
+        async with serve_route(
+            folder, engines[0].chat, targets, route, outage_s=outage_s
+        ) as served:
             served.engines, served.servers = [*engines], servers
             yield served

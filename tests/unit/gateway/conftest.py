@@ -43,7 +43,13 @@ Serve = Callable[..., AbstractAsyncContextManager[ServedGateway]]
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Serve:
+def outage_s() -> int:
+    """Seconds without an engine that a turn survives: more than a busy machine needs for one."""
+    return 10
+
+
+@pytest.fixture
+def serve(tmp_path: Path, outage_s: int) -> Serve:
     """Serves a policy that says one text for each prompt, from one engine or several."""
 
     def start(
@@ -54,7 +60,7 @@ def serve(tmp_path: Path) -> Serve:
         route: dict[str, object] | None = None,
     ) -> AbstractAsyncContextManager[ServedGateway]:
         played = [PlayedEngine(chat, say) for _ in range(engines)]
-        return serve_gateway(tmp_path, played, route or {})
+        return serve_gateway(tmp_path, played, route or {}, outage_s=outage_s)
 
     return start
 

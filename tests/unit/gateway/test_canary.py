@@ -73,7 +73,7 @@ class Split:
 
 
 @pytest.fixture
-async def split(tmp_path: Path, plain: ChatFormat) -> AsyncIterator[Split]:
+async def split(tmp_path: Path, plain: ChatFormat, outage_s: int) -> AsyncIterator[Split]:
     stable = PlayedEngine(plain, lambda _: "Stable.", number=STABLE_VERSION)
     tried = PlayedEngine(plain, lambda _: "Tried.", number=CANARY_VERSION)
     servers = [await start_engine(engine) for engine in (stable, tried)]
@@ -81,7 +81,7 @@ async def split(tmp_path: Path, plain: ChatFormat) -> AsyncIterator[Split]:
     uri = (tmp_path / "run").as_uri()
     route = {"canary": [targets[1]], "channels": {"uri": uri}}
     writer = ChannelWriter(open_store(uri), CANARY)
-    async with serve_route(tmp_path, plain, [targets[0]], route) as gateway:
+    async with serve_route(tmp_path, plain, [targets[0]], route, outage_s=outage_s) as gateway:
         yield Split(gateway, stable, tried, writer, servers)
     for server in servers:
         await server.stop(0)
@@ -166,6 +166,7 @@ async def test_users_of_the_canary_have_the_stable_version_while_its_engines_are
     assert versions == [CANARY_VERSION, STABLE_VERSION, STABLE_VERSION]
 
 
+@pytest.mark.parametrize("outage_s", [1])
 async def test_a_canary_that_hangs_ends_no_turn(split: Split) -> None:
     await split.decide(CANARY_VERSION, 5_000)
     split.canary.pause_s = 60

@@ -26,7 +26,10 @@ Status = weights_pb2.WeightStatus
 COUNTS = st.integers(0, 40)
 LOADS = st.lists(st.tuples(COUNTS, st.sampled_from([1.0, 400.0])), max_size=8)
 RULES = st.builds(
-    EngineLending, min_replicas=st.integers(1, 4), turns_per_engine=st.integers(1, 20)
+    # By a function: from a model's signature, which has aliases, values would be made twice.
+    lambda replicas, turns: EngineLending(min_replicas=replicas, turns_per_engine=turns),
+    st.integers(1, 4),
+    st.integers(1, 20),
 )
 
 
