@@ -280,7 +280,7 @@ async def serve_gateway(
     engines: Sequence[PlayedEngine],
     route: Mapping[str, object],
     *,
-    outage_s: int,
+    outage_s: int = 10,
 ) -> AsyncIterator[ServedGateway]:
     """Serve the engines' policy; the first one's chat format is the gateway's."""
     async with contextlib.AsyncExitStack() as stopping:
