@@ -1,6 +1,7 @@
 """What the parameters of an algorithm accept, and how they refuse."""
 
 import pytest
+from pydantic import JsonValue
 
 from etude.common.api.run.algorithms import PARAMETERS, DrGRPOParameters, check_algorithm
 
@@ -42,13 +43,47 @@ def test_clipping_beside_a_correction_is_refused_because_it_would_be_ignored() -
 
 
 @pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("CISPO", {"clipHigh": 0.3}, "clipHigh is ignored with correction TIS"),
+        ("GSPO", {"clipLow": 0.1, "updatesPerBatch": 1}, "clipLow and clipHigh are ignored"),
+        ("SAPO", {"temperaturePositive": 2}, "temperaturePositive and temperatureNegative are"),
+        ("CISPO", {"clipLow": 0.2}, "clipLow: CISPO has no such parameter"),
+        ("DPPO", {}, "correction: DPPO has no such parameter"),
+        ("DecoupledPPO", {}, "correction: DecoupledPPO has no such parameter"),
+    ],
+)
+def test_what_an_algorithm_ignores_beside_a_correction_is_refused(
+    name: str, parameters: dict[str, JsonValue], message: str
+) -> None:
+    correction: dict[str, JsonValue] = {"correction": {"kind": "TIS", "high": 2}}
+    with pytest.raises(ValueError, match=message):
+        check_algorithm(name, correction | parameters)
+
+
+def test_a_clip_that_only_later_updates_need_is_refused_where_there_are_none() -> None:
+    with pytest.raises(ValueError, match="ignored with updatesPerBatch 1"):
+        check_algorithm("DecoupledPPO", {"clipLow": 0.2, "updatesPerBatch": 1})
+    correction: dict[str, JsonValue] = {"kind": "TIS", "high": 2}
+    with_several: dict[str, JsonValue] = {"clipLow": 0.2, "updatesPerBatch": 2}
+    with_several["correction"] = correction
+    assert check_algorithm("DrGRPO", with_several).updates_per_batch == 2
+
+
+def test_more_updates_than_groups_are_refused_with_both_numbers() -> None:
+    with pytest.raises(ValueError, match="updatesPerBatch: 8 updates cannot share 4 groups"):
+        check_algorithm("GRPO", {"updatesPerBatch": 8}, prompts_per_step=4)
+    assert check_algorithm("GSPO", {}, prompts_per_step=2).updates_per_batch == 4
+
+
+@pytest.mark.parametrize(
     ("correction", "message"),
     [
         ({"kind": "TIS"}, "kind TIS needs high"),
         ({"kind": "TIS", "low": 0.5, "high": 2}, "kind TIS ignores low"),
         ({"high": 2}, "kind None ignores high"),
         ({"kind": "IcePop", "low": 5, "high": 0.5}, "low 5 is not below high 0.5"),
-        ({"kind": "Tis", "high": 2}, "should be 'None', 'TIS' or 'IcePop'"),
+        ({"kind": "Tis", "high": 2}, "should be 'None', 'TIS', 'IcePop' or 'SequenceMaskTIS'"),
     ],
 )
 def test_bounds_that_do_not_fit_the_correction_are_refused(

@@ -98,7 +98,7 @@ def test_a_finding_reads_as_place_problem_and_way_out() -> None:
         ("model: {uri: s3://bucket/model}", "model: {}", "5:10", "exactly one of", "keep uri"),
         ("s3://bucket/run", "gs://bucket/run", "6:18", "is not s3://bucket/prefix", "file:///"),
         ("ReinforcementLearning", "Reinforcementlearning", "9:11", "none of", "did you mean Re"),
-        ("DrGRPO", "PPO", "15:13", 'is "PPO"', "write one of DrGRPO, GRPO, RLOO"),
+        ("DrGRPO", "Reinforce", "15:13", "none of DrGRPO", "write one of DrGRPO, GRPO, RLOO, PPO"),
         ("name: demo", "name: Demo", "3:18", '"Demo"', "lower-case letters"),
         ("name: demo", f"name: {'a' * 41}", "3:18", "41 characters; the most is 40", "at most 40"),
         ("name: demo}", "name: demo, lables: {}}", "3:24", "no field", "did you mean labels?"),

@@ -1,6 +1,7 @@
 """Acceptance of runs: checks beyond the schema, each finding with a suggested fix."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from pydantic import JsonValue
 
@@ -63,8 +64,9 @@ def _wrong_parameters(run: RLRun, platform: Platform) -> Iterator[str]:
     for index, phase in enumerate(run.spec.phases):
         if phase.algorithm is not None:
             at = f"spec.phases[{index}].algorithm.parameters"
+            check = partial(check_algorithm, prompts_per_step=phase.algorithm.prompts_per_step)
             yield from _check_parameters(
-                at, check_algorithm, phase.algorithm.name, phase.algorithm.parameters
+                at, check, phase.algorithm.name, phase.algorithm.parameters
             )
     rewards = run.spec.roles.rewards
     for index, part in enumerate(rewards.functions if rewards else ()):

@@ -111,7 +111,7 @@ def test_windows_are_corrected_by_default_and_bounded_by_their_own_length() -> N
     plain = FEEDBACK.model_copy(update={"algorithm": Algorithm()})
     algorithm = build_phase_algorithm(plain)
     assert algorithm is not None
-    assert algorithm.parameters.correction == STALE_CORRECTION
+    assert algorithm.parameters.token_correction == STALE_CORRECTION
     assert algorithm.token_weights(np.array([5])).tolist() == [1 / 16]
 
 

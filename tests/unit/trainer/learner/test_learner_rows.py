@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etude.common.api.run.algorithms import PARAMETERS
 from etude.common.api.run.phases import Algorithm
 from etude.common.errors import InvalidFieldError
 from etude.common.weights import VersionId
@@ -189,9 +190,9 @@ def test_a_phase_with_staleness_corrects_its_tokens_unless_told_otherwise() -> N
     def correction(name: str, *, staleness: int, **parameters: Any) -> Any:
         given_algorithm = Algorithm.model_validate({"name": name, "parameters": parameters})
         built = build_algorithm(given_algorithm, max_tokens=480, max_staleness=staleness)
-        return built.parameters.correction
+        return built.parameters.token_correction
 
-    for name in ("DrGRPO", "GRPO", "RLOO"):
+    for name in ("DrGRPO", "GRPO", "RLOO", "PPO", "DAPO", "GSPO", "CISPO", "SAPO"):
         assert correction(name, staleness=0).kind == "None"
         assert (correction(name, staleness=1).kind, correction(name, staleness=1).high) == (
             "TIS",
@@ -200,6 +201,11 @@ def test_a_phase_with_staleness_corrects_its_tokens_unless_told_otherwise() -> N
         assert correction(name, staleness=4, correction={"kind": "None"}).kind == "None"
     assert correction("DrGRPO", staleness=4, clipHigh=0.3).kind == "None"
     assert correction("DrGRPO", staleness=0, clipHigh=0.3).kind == "None"
+    assert correction("SAPO", staleness=4, temperatureNegative=1.1).kind == "None"
+    # With several updates the clip is about the trainer's own ratio, beside the correction.
+    assert correction("DrGRPO", staleness=4, clipHigh=0.3, updatesPerBatch=2).kind == "TIS"
+    for name in ("DPPO", "DecoupledPPO"):
+        assert correction(name, staleness=4).kind == "None"
 
 
 def test_a_log_prob_off_the_mask_is_never_read() -> None:
@@ -212,7 +218,7 @@ def test_a_log_prob_off_the_mask_is_never_read() -> None:
 @given(
     mask=st.text("x.", min_size=1, max_size=30),
     cuts=st.sets(st.integers(1, 29)),
-    name=st.sampled_from(["DrGRPO", "GRPO", "RLOO"]),
+    name=st.sampled_from(list(PARAMETERS)),
 )
 def test_cutting_a_rollout_into_links_changes_no_token(
     mask: str, cuts: set[int], name: str

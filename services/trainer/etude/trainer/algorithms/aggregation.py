@@ -35,3 +35,11 @@ def rollout_mean_weights(trained: Counts) -> Reals:
     """
     rollouts = max(1, int(np.count_nonzero(trained)))
     return 1.0 / (rollouts * np.maximum(trained, 1))
+
+
+def global_token_weights(trained: Counts) -> Reals:
+    """1 / tokens of the batch: the mean over all trained tokens. [R] -> [R].
+
+    Source: DAPO, https://arxiv.org/abs/2503.14476, section 3.3.
+    """
+    return np.full(trained.shape, 1.0 / max(1, int(trained.sum())))

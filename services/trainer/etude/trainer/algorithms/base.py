@@ -8,6 +8,7 @@ from etude.common.api.run.algorithms import AlgorithmParameters
 from etude.trainer.algorithms.advantages import Flags, Groups, Reals
 from etude.trainer.algorithms.aggregation import Counts
 from etude.trainer.algorithms.losses import Surrogate
+from etude.trainer.algorithms.tokens import TokenLogprobs
 
 
 class AlgorithmSteps(Protocol):
@@ -24,6 +25,11 @@ class AlgorithmSteps(Protocol):
         """Weight of one token in the loss, by the number of its rollout's tokens. [R] -> [R]."""
         ...
 
-    def surrogate(self, logprobs: Tensor, *, anchor: Tensor, advantages: Tensor) -> Surrogate:
+    @property
+    def has_sequence_ratio(self) -> bool:
+        """True if surrogate() reads the ratio of whole rollouts."""
+        return False
+
+    def surrogate(self, tokens: TokenLogprobs, *, advantages: Tensor) -> Surrogate:
         """Surrogate loss per token. [N] -> [N]."""
         ...

@@ -16,6 +16,7 @@ from etude.trainer.algorithms import aggregation, losses
 from etude.trainer.algorithms.advantages import Flags, Groups, Reals
 from etude.trainer.algorithms.aggregation import Counts
 from etude.trainer.algorithms.base import AlgorithmSteps
+from etude.trainer.algorithms.tokens import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +34,10 @@ class GRPO(AlgorithmSteps):
         return aggregation.rollout_mean_weights(trained)
 
     @override
-    def surrogate(
-        self, logprobs: Tensor, *, anchor: Tensor, advantages: Tensor
-    ) -> losses.Surrogate:
+    def surrogate(self, tokens: TokenLogprobs, *, advantages: Tensor) -> losses.Surrogate:
         return losses.ppo_clip(
-            logprobs,
-            anchor=anchor,
+            tokens.logprobs,
+            anchor=tokens.anchor,
             advantages=advantages,
             low=self.parameters.clip_low,
             high=self.parameters.clip_high,

@@ -14,6 +14,7 @@ from etude.trainer.algorithms import aggregation, losses
 from etude.trainer.algorithms.advantages import Flags, Groups, Reals
 from etude.trainer.algorithms.aggregation import Counts
 from etude.trainer.algorithms.base import AlgorithmSteps
+from etude.trainer.algorithms.tokens import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,5 @@ class RLOO(AlgorithmSteps):
         return aggregation.constant_weights(trained, scale=self.loss_scale)
 
     @override
-    def surrogate(
-        self, logprobs: Tensor, *, anchor: Tensor, advantages: Tensor
-    ) -> losses.Surrogate:
-        return losses.policy_gradient(logprobs, anchor=anchor, advantages=advantages)
+    def surrogate(self, tokens: TokenLogprobs, *, advantages: Tensor) -> losses.Surrogate:
+        return losses.policy_gradient(tokens.logprobs, anchor=tokens.anchor, advantages=advantages)

@@ -33,9 +33,10 @@ from etude.trainer.learner.gradients import (
 from etude.trainer.learner.objective import Objective, PolicyObjective, imitation_loss
 from etude.trainer.learner.optimiser import Update
 from etude.trainer.learner.phase import PhaseManager, PhasePosition, PhaseState
+from etude.trainer.learner.proximal import RowScorer
 from etude.trainer.learner.rows import TrainingRow
 from etude.trainer.learner.sequence_packing import build_packing
-from etude.trainer.learner.step_figures import complete_result, score_filtered
+from etude.trainer.learner.step_figures import combine_updates, complete_result, score_filtered
 from etude.trainer.model import activation_checkpointing, fsdp, tensor_bits
 from etude.trainer.model.parameters import local_shard
 from etude.trainer.model.policy import load_policy
@@ -141,11 +142,11 @@ class Learner:
         return float(self._ranks.total(total))
 
     def policy_step(self, batch: PolicyBatch) -> StepResult:
-        """One update from the rewards of whole groups.
+        """Updates from the rewards of whole groups: one, or as many as the algorithm asks for.
 
         Raises:
             InvalidFieldError: a token that the model does not know, or a sequence too long.
-            NonFiniteLossError: nothing was changed.
+            NonFiniteLossError: an update was not applied, nor any after it.
             WrongStateError: the phase that was started has no algorithm.
         """
         started = time.perf_counter()
@@ -155,15 +156,12 @@ class Learner:
         trained = rows.policy_rows(batch, algorithm)
         reference = None if state.reference is None else reference_scorer(state.reference)
         objective = PolicyObjective(algorithm=algorithm, reference=reference)
-        # Before the update: the figures are of the weights that it starts from.
-        sampled = score_filtered(
-            self.policy,
-            trained.filtered_rows,
-            objective,
-            losses=self._losses,
-            seed=state.step,
+        scorer = RowScorer(
+            policy=self.policy, algorithm=algorithm, losses=self._losses, ranks=self._ranks
         )
-        loss, update = self._update(trained.rows, objective)
+        # Before the updates: the figures are of the weights that they start from.
+        sampled = score_filtered(trained.filtered_rows, objective, scorer=scorer, seed=state.step)
+        loss, update = self._update_from(trained.rows, objective, scorer)
         counts = {
             "removed_tokens": trained.removed,
             "filtered_rollouts": trained.filtered,
@@ -171,6 +169,19 @@ class Learner:
         }
         result = self._policy_result(loss, update, trained.rows, objective, started, counts)
         return self._complete(result, update, trained.rows)
+
+    def _update_from(
+        self, trained: Sequence[TrainingRow], objective: PolicyObjective, scorer: RowScorer
+    ) -> tuple[float, Update]:
+        """Apply the updates of a batch, each from its own rows; the mean loss, and all in one."""
+        scored = scorer.add_proximal(trained)
+        made = []
+        for number in range(objective.algorithm.parameters.updates_per_batch):
+            own = [row for row in scored if row.update == number]
+            if own or not scored:
+                made.append(self._apply(scorer.add_current(own, update=number), objective))
+        self._current_phase().step += 1
+        return sum(loss for loss, _ in made) / len(made), combine_updates([u for _, u in made])
 
     def measure_divergence(self, batch: PolicyBatch) -> float:
         """Mean KL(policy || sampler) of a sampled token of the batch, in nats; trains nothing.
@@ -246,21 +257,24 @@ class Learner:
         )
 
     def _update(self, trained: Sequence[TrainingRow], objective: Objective) -> tuple[float, Update]:
-        """Apply the gradient of the rows; without rows, only the schedule advances."""
+        """Make the one update of a step."""
+        made = self._apply(trained, objective)
+        self._current_phase().step += 1
+        return made
+
+    def _apply(self, trained: Sequence[TrainingRow], objective: Objective) -> tuple[float, Update]:
+        """Apply the gradient of the rows; without rows, nothing changes."""
         state = self._current_phase()
-        if trained:
-            loss = accumulate_gradients(
-                self.policy,
-                trained,
-                objective,
-                ranks=self._ranks,
-                packing=self._packing,
-            )
-            update = state.optimiser.apply(step=state.step, loss=loss)
-        else:
-            loss, update = 0.0, Update(0.0, state.optimiser.rate_at(state.step))
-        state.step += 1
-        return loss, update
+        if not trained:
+            return 0.0, Update(0.0, state.optimiser.rate_at(state.step))
+        loss = accumulate_gradients(
+            self.policy,
+            trained,
+            objective,
+            ranks=self._ranks,
+            packing=self._packing,
+        )
+        return loss, state.optimiser.apply(step=state.step, loss=loss)
 
     def encode(self, version: VersionId, base: PublishBase | None) -> RankReceipt:
         """Encode this rank's part of the current weights for upload.

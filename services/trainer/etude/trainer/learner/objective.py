@@ -11,8 +11,9 @@ from torch import Tensor
 
 from etude.trainer.algorithms import losses
 from etude.trainer.algorithms.base import AlgorithmSteps
-from etude.trainer.algorithms.importance_sampling import correction_weights
+from etude.trainer.algorithms.importance_sampling import correction_weights, off_policy_mask
 from etude.trainer.algorithms.losses import MAX_EXPONENT
+from etude.trainer.algorithms.tokens import TokenLogprobs
 from etude.trainer.learner.sequence_packing import Microbatch
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.output_head import TokenScores
@@ -20,10 +21,6 @@ from etude.trainer.model.output_head import TokenScores
 Objective = Callable[[TokenScores, Microbatch], Tensor]
 Reference = Callable[[Microbatch], Tensor]
 """Log-probs of the reference weights. [N]."""
-
-
-UPDATES_PER_BATCH = 1
-"""With more, proximal log-probs, corrections and the KL penalty need a pass before the first."""
 
 
 def imitation_loss(scores: TokenScores, microbatch: Microbatch) -> Tensor:
@@ -35,9 +32,9 @@ def imitation_loss(scores: TokenScores, microbatch: Microbatch) -> Tensor:
 class PolicyObjective:
     """The loss of one policy step, microbatch by microbatch.
 
-    With one update per batch, the log-probs of the gradient pass are those before the update: the
-    proximal log-probs, the corrections and the KL penalty are taken from it. summary() checks that
-    each trained token went through exactly one gradient pass.
+    Where a microbatch has no proximal log-probs, those of the gradient pass are the same: there is
+    one update per batch. Corrections and the KL penalty are taken from the proximal ones. summary()
+    checks that each trained token went through exactly one gradient pass.
     """
 
     algorithm: AlgorithmSteps
@@ -69,17 +66,25 @@ class PolicyObjective:
         token_weight: float,
         is_trained: bool,
     ) -> Tensor:
-        proximal, sampler = scores.logprobs.detach(), microbatch.sampler_logprobs
-        advantages = self._advantages(proximal, microbatch)
-        correction = correction_weights(
-            proximal, sampler, correction=self.algorithm.parameters.correction
-        )
+        sampler = microbatch.sampler_logprobs
+        has_proximal = microbatch.proximal_logprobs.numel() > 0
+        proximal = microbatch.proximal_logprobs if has_proximal else scores.logprobs.detach()
+        correction = self._correction(proximal, microbatch)
         surrogate = self.algorithm.surrogate(
-            scores.logprobs,
-            anchor=sampler if correction is None else proximal,
-            advantages=advantages,
+            TokenLogprobs(
+                logprobs=scores.logprobs,
+                proximal=proximal,
+                sampler=sampler,
+                is_corrected=self.algorithm.parameters.token_correction.kind != "None",
+                sequence_log_ratio=microbatch.sequence_log_ratio,
+            ),
+            advantages=self._advantages(proximal, microbatch),
         )
         values = surrogate.values if correction is None else correction * surrogate.values
+        if self.algorithm.parameters.log_ratio_penalty:
+            values = values + losses.log_ratio_penalty(
+                scores.logprobs, sampler, coefficient=self.algorithm.parameters.log_ratio_penalty
+            )
         self._record_figure("entropy", scores.entropy)
         self._record_figure("mismatch", (proximal - sampler).abs())
         self._record_figure(
@@ -87,6 +92,7 @@ class PolicyObjective:
             losses.k3_estimate((proximal - sampler).clamp(-MAX_EXPONENT, MAX_EXPONENT)),
         )
         self._record_figure("clipped", surrogate.clipped)
+        self._record_figure("rho", losses.importance_ratio(proximal, sampler))
         self._record_figure("weight", torch.full_like(proximal, token_weight))
         self._record_figure("is_current", microbatch.is_current)
         self._record_figure("is_trained", torch.full_like(proximal, is_trained))
@@ -109,15 +115,19 @@ class PolicyObjective:
         """
         values = self._gather_figures(ranks)
         passed = int(values.pop("is_trained").double().sum())
-        if passed != UPDATES_PER_BATCH * trained_tokens:
+        if passed != trained_tokens:
             raise AssertionError(f"one gradient pass has {trained_tokens} tokens, not {passed}")
         weights = values.pop("weight").double()
         current = values["mismatch"][values.pop("is_current") > 0].double()
+        rho = values.pop("rho").double()
         means = {name: _weighted_mean(v.double(), weights) for name, v in values.items()}
+        if "correction" in values:
+            means["masked_fraction"] = _weighted_mean((values["correction"] == 0).double(), weights)
         if len(current):
             means["mismatch_current"] = float(current.mean())
         return means | {
             "current_tokens": len(current),
+            "effective_sample_size": effective_sample_size(rho, weights),
             "mismatch_p99": _weighted_quantile(values["mismatch"], weights, share=0.99),
             "mismatch_max": float(values["mismatch"].max()) if len(weights) else 0.0,
         }
@@ -125,13 +135,35 @@ class PolicyObjective:
     def _gather_figures(self, ranks: RankGroup) -> dict[str, Tensor]:
         """Gather the figures of all ranks by name, in one exchange. [N] of all ranks each."""
         names = ["entropy", "mismatch", "mismatch_k3", "clipped", "weight"]
-        names += ["is_current", "is_trained"]
-        names += ["correction"] if self.algorithm.parameters.correction.kind != "None" else []
+        names += ["is_current", "is_trained", "rho"]
+        names += ["correction"] if self._is_weighted else []
         names += ["reference_kl"] if self.reference is not None else []
         # A rank without tokens has no figures.
         columns = [torch.cat([torch.zeros(0), *self.figures.get(name, ())]) for name in names]
         table = ranks.gather_rows(torch.stack(columns, dim=1))
         return {name: table[:, place].contiguous() for place, name in enumerate(names)}
+
+    @property
+    def _is_weighted(self) -> bool:
+        """True if a weight multiplies the surrogate of each token."""
+        parameters = self.algorithm.parameters
+        return parameters.token_correction.kind != "None" or parameters.opsm_delta is not None
+
+    def _correction(self, proximal: Tensor, microbatch: Microbatch) -> Tensor | None:
+        """Weight of each token; None if there is none. [N]."""
+        parameters = self.algorithm.parameters
+        weights = correction_weights(
+            proximal,
+            microbatch.sampler_logprobs,
+            correction=parameters.token_correction,
+            sequence_log_rho=microbatch.sequence_log_rho,
+        )
+        if parameters.opsm_delta is None:
+            return weights
+        mask = off_policy_mask(
+            microbatch.sequence_log_rho, microbatch.advantages, delta=parameters.opsm_delta
+        )
+        return mask if weights is None else mask * weights
 
     def _advantages(self, proximal: Tensor, microbatch: Microbatch) -> Tensor:
         if self.reference is None:
@@ -144,6 +176,17 @@ class PolicyObjective:
 
     def _record_figure(self, name: str, values: Tensor) -> None:
         self.figures.setdefault(name, []).append(values.detach().float().cpu())
+
+
+def effective_sample_size(rho: Tensor, weights: Tensor) -> float:
+    """Share of the tokens that weigh as much as all of them do by rho; 1 without tokens.
+
+    (sum of rho)^2 / (tokens * sum of rho^2): 1 if the policy is the sampler's.
+    """
+    if not len(rho):
+        return 1.0
+    total, squares = (weights * rho).sum(), (weights * rho**2).sum()
+    return float(total**2 / (weights.sum() * squares))
 
 
 def _weighted_mean(values: Tensor, weights: Tensor) -> float:

@@ -4,7 +4,7 @@ Shapes: T tokens and N predicted tokens of one row, R rollouts of one batch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +30,10 @@ def _no_flags() -> Bools:
     return np.zeros(0, dtype=np.bool_)
 
 
+def _no_numbers() -> NDArray[np.int64]:
+    return np.zeros(0, dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRow:
     """One sequence and the tokens of it that are trained."""
@@ -46,6 +50,19 @@ class TrainingRow:
     """Policy rows only. [N]"""
     is_current: Bools = field(default_factory=_no_flags)
     """Policy rows only: True where the weights of this step sampled the token. [N]"""
+    rollout: int = 0
+    """Policy rows only: its rollout's place in the batch's rewards."""
+    update: int = 0
+    """Policy rows only: number of the batch's update that trains it."""
+    tokens: NDArray[np.int64] = field(default_factory=_no_numbers)
+    """Numbers of the trained tokens in a pass over several rows; empty where nothing is recorded
+    by them. [N]"""
+    proximal_logprobs: Floats = field(default_factory=_no_values)
+    """By the weights before the batch's updates; empty if the gradient pass has the same. [N]"""
+    sequence_log_rho: Floats = field(default_factory=_no_values)
+    """Mean of proximal - sampler log-prob over the rollout; empty as above. [N]"""
+    sequence_log_ratio: Floats = field(default_factory=_no_values)
+    """Mean of trainer log-prob - anchor over the rollout, for algorithms that read it. [N]"""
 
 
 class PolicyRows(NamedTuple):
@@ -87,7 +104,8 @@ def policy_rows(batch: PolicyBatch, algorithm: AlgorithmSteps) -> PolicyRows:
     trained = np.zeros(len(batch.rewards), dtype=np.int64)
     for sequence, own in zip(batch.sequences, places, strict=True):
         trained[sequence.rollout] += own.size if part[sequence.rollout] else 0
-    weights = algorithm.token_weights(trained)
+    updates = assign_updates(batch.groups, updates=algorithm.parameters.updates_per_batch)
+    weights = _update_weights(trained, updates, algorithm)
     kept = part.copy()
     if algorithm.parameters.group_filter == "NonZeroAdvantage":
         kept &= values != 0
@@ -96,11 +114,33 @@ def policy_rows(batch: PolicyBatch, algorithm: AlgorithmSteps) -> PolicyRows:
         rollout = sequence.rollout
         if part[rollout] and own.size:
             row = _policy_row(sequence, own, weight=weights[rollout], advantage=values[rollout])
+            row = replace(row, update=int(updates[rollout]))
             rows[bool(kept[rollout])].append(row)
     sampled = sum(int(s.loss_mask.sum()) for s in batch.sequences if part[s.rollout])
     return PolicyRows(
         rows[True], rows[False], sampled - int(trained.sum()), int((part & ~kept).sum())
     )
+
+
+def assign_updates(groups: NDArray[np.int64], *, updates: int) -> NDArray[np.int64]:
+    """Assign whole groups to updates, in equal shares and by their numbers. [R] -> [R].
+
+    Siblings stay together: their advantages sum to zero, so that each update is centred.
+    """
+    numbers, place = np.unique(groups, return_inverse=True)
+    assigned: NDArray[np.int64] = place * updates // max(1, len(numbers))
+    return assigned
+
+
+def _update_weights(
+    trained: NDArray[np.int64], updates: NDArray[np.int64], algorithm: AlgorithmSteps
+) -> NDArray[np.float64]:
+    """Weight of one token of each rollout, from the totals of the rollout's update. [R]."""
+    weights = np.zeros(trained.shape)
+    for update in np.unique(updates):
+        own = updates == update
+        weights[own] = algorithm.token_weights(np.where(own, trained, 0))[own]
+    return weights
 
 
 def sample_rows(rows: Sequence[TrainingRow], *, tokens: int, seed: int) -> list[TrainingRow]:
@@ -139,4 +179,5 @@ def _policy_row(
             if sequence.is_current is None
             else sequence.is_current[places]
         ),
+        rollout=sequence.rollout,
     )

@@ -42,6 +42,14 @@ class Microbatch:
     """Empty for supervised rows. [N]"""
     is_current: Tensor
     """True where the weights of this step sampled the token. Empty for supervised rows. [N]"""
+    tokens: Tensor
+    """Numbers of the trained tokens in the pass; empty where nothing is recorded. [N]"""
+    proximal_logprobs: Tensor
+    """Empty if the gradient pass has them, as have the two below. [N]"""
+    sequence_log_rho: Tensor
+    """[N]"""
+    sequence_log_ratio: Tensor
+    """[N]"""
     lengths: tuple[int, ...] = ()
     """Of the sequences of a packed row; empty if rows are padded. [S]"""
 
@@ -145,6 +153,10 @@ def collate(
         advantages=select([row.advantages for row in rows], torch.float32),
         sampler_logprobs=select([row.sampler_logprobs for row in rows], torch.float32),
         is_current=select([row.is_current for row in rows], torch.bool),
+        tokens=select([row.tokens for row in rows], torch.int64),
+        proximal_logprobs=select([row.proximal_logprobs for row in rows], torch.float32),
+        sequence_log_rho=select([row.sequence_log_rho for row in rows], torch.float32),
+        sequence_log_ratio=select([row.sequence_log_ratio for row in rows], torch.float32),
     )
 
 

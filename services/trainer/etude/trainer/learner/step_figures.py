@@ -7,24 +7,22 @@ import torch
 from torch import Tensor
 
 from etude.trainer.learner.batches import StepResult
-from etude.trainer.learner.divergence import Losses
 from etude.trainer.learner.objective import PolicyObjective
 from etude.trainer.learner.optimiser import Update
+from etude.trainer.learner.proximal import RowScorer
 from etude.trainer.learner.rows import TrainingRow, sample_rows
 from etude.trainer.learner.sequence_packing import Microbatch
 from etude.trainer.model.flops import SequenceCost, peak_operations
 from etude.trainer.model.fsdp import reshard_parameters
 from etude.trainer.model.output_head import TokenScores
-from etude.trainer.model.policy import Policy
 
 
 @torch.no_grad()
 def score_filtered(
-    policy: Policy,
     rows: Sequence[TrainingRow],
     objective: PolicyObjective,
     *,
-    losses: Losses,
+    scorer: RowScorer,
     seed: int,
 ) -> int:
     """Record figures of a sample of filtered rows in the objective; collective.
@@ -32,10 +30,9 @@ def score_filtered(
     Each scored token stands for (tokens of all these rows) / (tokens of the scored ones).
 
     Args:
-        policy: before the update.
         rows: of all filtered rollouts.
         objective: of the step.
-        losses: of this rank's microbatches.
+        scorer: of the weights before the update.
         seed: of the draw, the same on all ranks.
 
     Returns:
@@ -51,9 +48,9 @@ def score_filtered(
     def record(scores: TokenScores, microbatch: Microbatch) -> Tensor:
         return objective.record_filtered(scores, microbatch, token_weight=weight)
 
-    for _ in losses(sample, record):  # each is one forward pass
+    for _ in scorer.losses(scorer.add_proximal(sample), record):  # each is one forward pass
         pass
-    reshard_parameters(policy)
+    reshard_parameters(scorer.policy)
     return scored
 
 
@@ -94,4 +91,18 @@ def complete_result(
         clip_fraction=0.0,
         extra={},
         is_skipped=True,
+    )
+
+
+def combine_updates(updates: Sequence[Update]) -> Update:
+    """Result of the updates of one batch: the mean norm, and skipped if one was.
+
+    Args:
+        updates: in their order, at least one.
+    """
+    applied = [update.grad_norm for update in updates if not update.is_skipped]
+    return Update(
+        sum(applied) / max(1, len(applied)),
+        updates[0].learning_rate,
+        is_skipped=any(update.is_skipped for update in updates),
     )

@@ -184,6 +184,9 @@ def build_row(tokens: int) -> TrainingRow:
         advantages=values,
         sampler_logprobs=values,
         is_current=np.zeros(places.size, dtype=np.bool_),
+        proximal_logprobs=values,
+        sequence_log_rho=values,
+        sequence_log_ratio=values,
     )
 
 

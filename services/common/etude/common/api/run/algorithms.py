@@ -2,9 +2,9 @@
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     Field,
@@ -14,8 +14,10 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
+from typing_extensions import override
 
 from etude.common.api.meta import Model
 
@@ -52,19 +54,23 @@ ClipLow = Annotated[float, Between(1e-4, 1)]
 ClipHigh = Annotated[float, Between(1e-4, 1e3)]
 LossScale = Annotated[float, Between(1e-3, 1e7)]
 Bound = Annotated[float, Between(1e-3, 1e3)]
+UpdatesPerBatch = Annotated[int, Field(ge=1, le=64)]
+Temperature = Annotated[float, Between(1e-2, 1e2)]
 
 
 class Correction(Model):
     """Correction of tokens that older weights, or other arithmetic, sampled.
 
-    rho is exp(trainer - sampler log-prob), with the trainer's weights before the update.
+    rho is exp(trainer - sampler log-prob), with the trainer's weights before the batch's updates.
     """
 
-    kind: Literal["None", "TIS", "IcePop"] = "None"
+    kind: Literal["None", "TIS", "IcePop", "SequenceMaskTIS"] = "None"
     """None takes the importance ratio to the sampler itself, so that the clip bounds it. TIS
-    multiplies by min(rho, high); IcePop by rho within [low, high], and by 0 elsewhere."""
+    multiplies by min(rho, high); IcePop by rho within [low, high], and by 0 elsewhere.
+    SequenceMaskTIS multiplies by rho where the rollout's geometric mean of rho is within [low,
+    high], and all of the rollout's other tokens by 0."""
     low: Bound | None = None
-    """Lower bound, for IcePop."""
+    """Lower bound, for IcePop and SequenceMaskTIS."""
     high: Bound | None = None
     """Upper bound, for every kind but None."""
 
@@ -83,13 +89,21 @@ class Correction(Model):
 class AlgorithmParameters(Model):
     """Parameters of every algorithm."""
 
+    trust_region: ClassVar[tuple[str, ...]] = ()
+    """Fields that bound the importance ratio, or what a token counts by it."""
+
+    updates_per_batch: UpdatesPerBatch = 1
+    """Updates from the groups of one step, each from an equal share of them; one version comes of
+    all. With more than 1, log-probs are computed once more before the first update."""
     kl_coefficient: Annotated[float, Between(1e-9, 10, or_zero=True)] = 0.0
     """Weight of the divergence from the weights at the start of the phase, which is subtracted
     from each token's advantage."""
-    correction: Correction = Field(default_factory=Correction)
-    """What to do about tokens that older weights sampled. Unless it is set, a phase whose
-    maxStalenessVersions is above 0 has kind TIS with high 2; one that gives clipLow or clipHigh
-    keeps the clip instead."""
+    opsm_delta: Annotated[float, Between(1e-4, 1e2)] | None = None
+    """Off-policy sequence mask: a rollout of negative advantage is left out if its tokens are less
+    likely by more than this, in nats on average, than where they were sampled. None unless set."""
+    log_ratio_penalty: Annotated[float, Between(1e-9, 10, or_zero=True)] = 0.0
+    """Weight of the squared log-ratio of trainer and sampler, which is added to the loss of each
+    trained token."""
     group_filter: Literal["None", "NonZeroAdvantage"] = "NonZeroAdvantage"
     """NonZeroAdvantage leaves groups of equal rewards out of the update, but not out of any total;
     with klCoefficient, their divergence is not counted."""
@@ -104,17 +118,44 @@ class AlgorithmParameters(Model):
             raise ValueError("filteredSampleTokens is ignored with groupFilter None")
         return self
 
+    @property
+    def token_correction(self) -> Correction:
+        """Correction of each token; None where the algorithm has a weight of its own."""
+        return Correction()
 
-class _Clipped(AlgorithmParameters):
+
+class CorrectedParameters(AlgorithmParameters):
+    """Parameters of algorithms whose tokens may be corrected."""
+
+    correction: Correction = Field(default_factory=Correction)
+    """What to do about tokens that older weights sampled. Unless it is set, a phase whose
+    maxStalenessVersions is above 0 has kind TIS with high 2; with updatesPerBatch 1, one that
+    gives a clip or temperature keeps that instead."""
+
+    @property
+    @override
+    def token_correction(self) -> Correction:
+        return self.correction
+
     @model_validator(mode="after")
-    def _clip_has_effect(self) -> Self:
-        given = self.model_fields_set & {"clip_low", "clip_high"}
-        if given and self.correction.kind != "None":
+    def _trust_region_has_effect(self) -> Self:
+        given = self.model_fields_set & set(self.trust_region)
+        if given and self.correction.kind != "None" and self.updates_per_batch == 1:
+            names = " and ".join(to_camel(name) for name in self.trust_region)
             raise ValueError(
-                f"clipLow and clipHigh are ignored with correction {self.correction.kind}: with one"
-                " update per batch the ratio to the trainer's own weights is 1"
+                f"{names} {_verb(self.trust_region)} ignored with correction"
+                f" {self.correction.kind}: with one update per batch the ratio to the trainer's own"
+                " weights is 1"
             )
         return self
+
+
+def _verb(names: Sequence[str]) -> str:
+    return "are" if len(names) > 1 else "is"
+
+
+class _Clipped(CorrectedParameters):
+    trust_region: ClassVar = ("clip_low", "clip_high")
 
 
 class DrGRPOParameters(_Clipped):
@@ -138,7 +179,7 @@ class GRPOParameters(_Clipped):
     """The importance ratio is clipped above 1 + clipHigh."""
 
 
-class RLOOParameters(AlgorithmParameters):
+class RLOOParameters(CorrectedParameters):
     """Advantage R - mean of the siblings; plain policy gradient; constant denominator."""
 
     loss_scale: LossScale | None = None
@@ -146,14 +187,117 @@ class RLOOParameters(AlgorithmParameters):
     may train: the smaller of rollout.maxTokens and maxTurns times maxTurnTokens."""
 
 
+class PPOParameters(_Clipped):
+    """PPO without a critic: advantage R - group mean; clipped ratio; mean over tokens."""
+
+    clip_low: ClipLow = 0.2
+    """The importance ratio is clipped below 1 - clipLow."""
+    clip_high: ClipHigh = 0.2
+    """The importance ratio is clipped above 1 + clipHigh."""
+
+
+class DAPOParameters(_Clipped):
+    """Advantage (R - group mean) / standard deviation; clipped ratio; mean over tokens."""
+
+    clip_low: ClipLow = 0.2
+    """The importance ratio is clipped below 1 - clipLow."""
+    clip_high: ClipHigh = 0.28
+    """The importance ratio is clipped above 1 + clipHigh."""
+
+
+class GSPOParameters(_Clipped):
+    """Advantage R - group mean; one clipped ratio for a whole rollout; mean over rollouts."""
+
+    updates_per_batch: UpdatesPerBatch = 4
+    """Updates from the groups of one step, each from an equal share of them; one version comes of
+    all. With more than 1, log-probs are computed once more before the first update."""
+    clip_low: ClipLow = 3e-4
+    """The ratio of the rollout, a geometric mean over its tokens, is clipped below 1 - clipLow."""
+    clip_high: ClipHigh = 4e-4
+    """The ratio of the rollout is clipped above 1 + clipHigh."""
+
+
+class CISPOParameters(CorrectedParameters):
+    """Advantage R - group mean; capped ratio as a constant, so that no token loses its gradient."""
+
+    trust_region: ClassVar = ("clip_high",)
+
+    clip_high: ClipHigh = 0.28
+    """The importance ratio is capped at 1 + clipHigh."""
+
+
+class SAPOParameters(CorrectedParameters):
+    """Advantage R - group mean; a sigmoid of the ratio instead of a clip; mean over rollouts."""
+
+    trust_region: ClassVar = ("temperature_positive", "temperature_negative")
+
+    temperature_positive: Temperature = 1.0
+    """Steepness of the sigmoid for advantages above 0."""
+    temperature_negative: Temperature = 1.05
+    """Steepness for others: the larger, the sooner a token loses its gradient."""
+
+
+class DPPOParameters(AlgorithmParameters):
+    """Advantage R - group mean; tokens whose probability moved too far are left out.
+
+    The ratio is to the sampler: there is no correction.
+    """
+
+    divergence: Annotated[float, Between(1e-4, 1)] = 0.2
+    """Largest change of the probability of a sampled token, from sampler to trainer, in the
+    direction of its advantage."""
+
+
+class DecoupledPPOParameters(AlgorithmParameters):
+    """PPO whose clip is about the weights before the batch, corrected for the sampler's.
+
+    There is no other correction.
+    """
+
+    updates_per_batch: UpdatesPerBatch = 4
+    """Updates from the groups of one step, each from an equal share of them; one version comes of
+    all. With more than 1, log-probs are computed once more before the first update."""
+    clip_low: ClipLow = 0.2
+    """The importance ratio is clipped below 1 - clipLow."""
+    clip_high: ClipHigh = 0.2
+    """The importance ratio is clipped above 1 + clipHigh."""
+
+    @model_validator(mode="after")
+    def _clip_has_effect(self) -> Self:
+        if self.model_fields_set & {"clip_low", "clip_high"} and self.updates_per_batch == 1:
+            raise ValueError(
+                "clipLow and clipHigh are ignored with updatesPerBatch 1: the ratio to the"
+                " trainer's own weights is 1"
+            )
+        return self
+
+
 PARAMETERS: Mapping[str, type[AlgorithmParameters]] = MappingProxyType(
-    {"DrGRPO": DrGRPOParameters, "GRPO": GRPOParameters, "RLOO": RLOOParameters}
+    {
+        "DrGRPO": DrGRPOParameters,
+        "GRPO": GRPOParameters,
+        "RLOO": RLOOParameters,
+        "PPO": PPOParameters,
+        "DAPO": DAPOParameters,
+        "GSPO": GSPOParameters,
+        "CISPO": CISPOParameters,
+        "DPPO": DPPOParameters,
+        "SAPO": SAPOParameters,
+        "DecoupledPPO": DecoupledPPOParameters,
+    }
 )
 """Model of each algorithm's parameters, by the algorithm's name in a manifest."""
 
 
-def check_algorithm(name: str, parameters: Mapping[str, JsonValue]) -> AlgorithmParameters:
+def check_algorithm(
+    name: str, parameters: Mapping[str, JsonValue], *, prompts_per_step: int | None = None
+) -> AlgorithmParameters:
     """The parameters as their model, defaults filled in.
+
+    Args:
+        name: of the algorithm.
+        parameters: as the phase gives them.
+        prompts_per_step: groups that the updates of a step share, if it is made of groups.
 
     Raises:
         ValueError: no such algorithm, or parameters that it does not have, ignores or does not
@@ -163,11 +307,18 @@ def check_algorithm(name: str, parameters: Mapping[str, JsonValue]) -> Algorithm
     if model is None:
         raise ValueError(f"algorithm.name: {name!r} is not one of {', '.join(PARAMETERS)}")
     try:
-        return model.model_validate(dict(parameters))
+        checked = model.model_validate(dict(parameters))
     except ValidationError as cause:
         known = [field.alias or key for key, field in model.model_fields.items()]
         found = "; ".join(_sentence(name, known, error) for error in cause.errors())
         raise ValueError(found) from cause
+    given, most = checked.model_fields_set, prompts_per_step
+    if most is not None and "updates_per_batch" in given and checked.updates_per_batch > most:
+        raise ValueError(
+            f"algorithm.parameters.updatesPerBatch: {checked.updates_per_batch} updates cannot"
+            f" share {most} groups; promptsPerStep must be as large"
+        )
+    return checked
 
 
 def _sentence(name: str, known: Iterable[str], error: ErrorDetails) -> str:

@@ -187,7 +187,18 @@ class Optimizer(Model):
 class Algorithm(Model):
     """Algorithm that turns rewards into gradients."""
 
-    name: Literal["DrGRPO", "GRPO", "RLOO"] = "DrGRPO"
+    name: Literal[
+        "DrGRPO",
+        "GRPO",
+        "RLOO",
+        "PPO",
+        "DAPO",
+        "GSPO",
+        "CISPO",
+        "DPPO",
+        "SAPO",
+        "DecoupledPPO",
+    ] = "DrGRPO"
     """See the algorithms reference."""
     group_size: Annotated[int, Field(ge=2, le=1_024)] = GROUP_SIZE
     """Rollouts per prompt."""

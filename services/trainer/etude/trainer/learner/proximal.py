@@ -1,0 +1,130 @@
+"""Log-probs of whole rollouts: by the weights before a batch's updates, and before each of them.
+
+A rollout may lie in several rows, on several ranks. Means over it come from passes without gradient
+over all of its rows, so that no cut into microbatches, ranks or links changes them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from etude.trainer.algorithms.base import AlgorithmSteps
+from etude.trainer.learner.batches import Floats
+from etude.trainer.learner.divergence import Losses
+from etude.trainer.learner.rows import TrainingRow
+from etude.trainer.learner.sequence_packing import Microbatch
+from etude.trainer.model.fsdp import RankGroup, reshard_parameters
+from etude.trainer.model.output_head import TokenScores
+from etude.trainer.model.policy import Policy
+
+
+def needs_proximal(algorithm: AlgorithmSteps) -> bool:
+    """True if the gradient pass alone does not have the log-probs before the updates.
+
+    With several updates the weights have moved; quantities of a whole rollout are in no microbatch.
+    """
+    parameters = algorithm.parameters
+    return (
+        parameters.updates_per_batch > 1
+        or algorithm.has_sequence_ratio
+        or parameters.opsm_delta is not None
+        or parameters.token_correction.kind == "SequenceMaskTIS"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowScorer:
+    """Adds to rows what the weights of the moment give; every method is collective."""
+
+    policy: Policy
+    algorithm: AlgorithmSteps
+    losses: Losses
+    """Of this rank's microbatches."""
+    ranks: RankGroup
+    """All ranks."""
+
+    def add_proximal(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
+        """Add log-probs before the updates where they are needed; the weights have not moved yet.
+
+        Args:
+            rows: of whole rollouts.
+        """
+        if not rows or not needs_proximal(self.algorithm):
+            return list(rows)
+        proximal = self.score_rows(rows)
+        log_rho = [
+            logprobs - row.sampler_logprobs for row, logprobs in zip(rows, proximal, strict=True)
+        ]
+        scored = [
+            replace(row, proximal_logprobs=logprobs, sequence_log_rho=mean)
+            for row, logprobs, mean in zip(
+                rows, proximal, rollout_means(rows, log_rho), strict=True
+            )
+        ]
+        return self._add_ratio(scored, proximal)
+
+    def add_current(self, rows: Sequence[TrainingRow], *, update: int) -> list[TrainingRow]:
+        """Add the ratio of whole rollouts by the weights that an update starts from.
+
+        Args:
+            rows: of the update, with proximal log-probs.
+            update: its number; the first starts from the proximal weights.
+        """
+        if update == 0 or not self.algorithm.has_sequence_ratio or not rows:
+            return list(rows)
+        return self._add_ratio(rows, self.score_rows(rows))
+
+    def _add_ratio(
+        self, rows: Sequence[TrainingRow], current: Sequence[Floats]
+    ) -> list[TrainingRow]:
+        if not self.algorithm.has_sequence_ratio:
+            return list(rows)
+        is_corrected = self.algorithm.parameters.token_correction.kind != "None"
+        log_ratio = [
+            logprobs - (row.proximal_logprobs if is_corrected else row.sampler_logprobs)
+            for row, logprobs in zip(rows, current, strict=True)
+        ]
+        means = rollout_means(rows, log_ratio)
+        return [
+            replace(row, sequence_log_ratio=mean) for row, mean in zip(rows, means, strict=True)
+        ]
+
+    @torch.no_grad()
+    def score_rows(self, rows: Sequence[TrainingRow]) -> list[Floats]:
+        """Log-probs of the trained tokens of each row by the present weights."""
+        ends = np.cumsum([row.places.size for row in rows])
+        numbered = [
+            replace(row, tokens=np.arange(end - row.places.size, end))
+            for row, end in zip(rows, ends, strict=True)
+        ]
+        found = torch.zeros(int(ends[-1]), dtype=torch.float32)
+
+        def record(scores: TokenScores, microbatch: Microbatch) -> Tensor:
+            found[microbatch.tokens.cpu()] = scores.logprobs.float().cpu()
+            return scores.logprobs.sum()
+
+        for _ in self.losses(numbered, record):  # each is one forward pass
+            pass
+        reshard_parameters(self.policy)
+        # A token is in one microbatch of one rank, and 0 on all others.
+        return np.split(self.ranks.total(found).numpy(), ends[:-1])
+
+
+def rollout_means(rows: Sequence[TrainingRow], values: Sequence[Floats]) -> list[Floats]:
+    """Mean over all trained tokens of each row's rollout, once for each token of the row.
+
+    Args:
+        rows: of whole rollouts.
+        values: of the trained tokens of each row. [N] each
+    """
+    rollouts = np.array([row.rollout for row in rows])
+    sums = np.bincount(rollouts, weights=[float(v.sum(dtype=np.float64)) for v in values])
+    counts = np.bincount(rollouts, weights=[v.size for v in values])
+    means = sums / np.maximum(counts, 1)
+    return [
+        np.full(v.size, means[rollout], dtype=np.float32)
+        for rollout, v in zip(rollouts, values, strict=True)
+    ]
