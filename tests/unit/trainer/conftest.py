@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.trainer_simulation.chat import save_byte_tokenizer
 from tests.support.trainer_simulation.workers import SimulatedLearners, SimulatedRollouts
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from typing_extensions import override
 
-from etude.agent.chat import CHAT_TEMPLATE, LAYOUT_TOKENS, ChatFormat
+from etude.agent.chat import ChatFormat
 from etude.common.api.run.phases import Phase
 from etude.common.blobs import MemoryStore
 from etude.common.role_inputs import ResolvedRun
@@ -36,12 +36,7 @@ RL_STEPS = 6
 @pytest.fixture(scope="session")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     folder = tmp_path_factory.mktemp("model")
-    alphabet = {byte: i for i, byte in enumerate(pre_tokenizers.ByteLevel.alphabet())}
-    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in LAYOUT_TOKENS])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    save_byte_tokenizer(folder)
     return ChatFormat.load(folder)
 
 
