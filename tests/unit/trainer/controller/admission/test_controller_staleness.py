@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.trainer.controller.admission.staleness import GroupDeadline, StalenessBound
+from etude.trainer.controller.admission.deadlines import DeadlineIndex, GroupDeadline
+from etude.trainer.controller.admission.staleness import StalenessBound
 
 
 def test_sync_admits_one_batch_and_no_more() -> None:
@@ -18,26 +19,6 @@ def test_sync_admits_one_batch_and_no_more() -> None:
 def test_a_bound_of_two_admits_three_batches() -> None:
     bound = StalenessBound(groups_per_step=2, max_staleness=2)
     assert sum(bound.can_admit(i, serving=0) for i in range(20)) == 6
-
-
-def test_the_batch_takes_the_earliest_deadlines_first() -> None:
-    bound = StalenessBound(groups_per_step=2, max_staleness=1)
-    ready = [GroupDeadline("late", 3), GroupDeadline("soon", 1), GroupDeadline("next", 2)]
-    assert bound.pick(ready, [], trainer=1) == ["soon", "next"]
-
-
-def test_too_few_ready_groups_wait() -> None:
-    bound = StalenessBound(groups_per_step=2, max_staleness=1)
-    assert bound.pick([GroupDeadline("a", 1)], [GroupDeadline("b", 1)], trainer=0) is None
-
-
-def test_a_batch_that_would_make_a_running_group_late_waits() -> None:
-    bound = StalenessBound(groups_per_step=1, max_staleness=1)
-    # The running group must be in this very batch, or it could never be trained.
-    assert bound.pick([GroupDeadline("fresh", 2)], [GroupDeadline("old", 1)], trainer=1) is None
-    assert bound.pick([GroupDeadline("fresh", 2), GroupDeadline("old", 1)], [], trainer=1) == [
-        "old"
-    ]
 
 
 def test_a_rollout_staler_than_the_limit_is_late() -> None:
@@ -71,11 +52,14 @@ class Simulation:
     dropped: int = 0
     running: list[tuple[int, int]] = field(default_factory=list)
     oldest: dict[int, int] = field(default_factory=dict)
-    ready: set[int] = field(default_factory=set)
+    index: DeadlineIndex = field(init=False)
     publications: list[tuple[int, int]] = field(default_factory=list)
     worst: int = 0
     extra: frozenset[int] = frozenset()
     """Steps after which a version is published though none is due."""
+
+    def __post_init__(self) -> None:
+        self.index = DeadlineIndex(self.bound)
 
     def run(self) -> None:
         while self.trainer < self.steps:
@@ -92,16 +76,14 @@ class Simulation:
             self.oldest[index] = self.serving
             duration = self.durations[index % len(self.durations)]
             heapq.heappush(self.running, (self.clock + duration, index))
+            self.put(index, is_ready=False)
 
-    def due(self, index: int) -> GroupDeadline:
-        return GroupDeadline(str(index), self.bound.deadline(self.oldest[index]))
+    def put(self, index: int, *, is_ready: bool) -> None:
+        deadline = self.bound.deadline(self.oldest[index])
+        self.index.put(str(index), GroupDeadline(deadline, index, is_ready))
 
     def train(self) -> bool:
-        batch = self.bound.pick(
-            [self.due(i) for i in sorted(self.ready)],
-            [self.due(i) for _, i in self.running],
-            trainer=self.trainer,
-        )
+        batch = self.index.pick(trainer=self.trainer)
         if batch is None:
             return False
         assert len(batch) == self.bound.groups_per_step
@@ -109,7 +91,7 @@ class Simulation:
             every = self.bound.steps_per_version
             age = self.trainer // every - self.oldest[index] // every
             self.worst = max(self.worst, age)
-            self.ready.remove(index)
+            self.index.discard(str(index))
         self.trainer += 1
         if self.trainer % self.bound.steps_per_version == 0 or self.trainer in self.extra:
             self.publications.append((self.clock + self.publish_delay, self.trainer))
@@ -123,7 +105,7 @@ class Simulation:
                 self.serving = max(self.serving, version)
                 self.publications.remove((time, version))
         while self.running and self.running[0][0] <= self.clock:
-            self.ready.add(heapq.heappop(self.running)[1])
+            self.put(heapq.heappop(self.running)[1], is_ready=True)
 
 
 @settings(max_examples=300)
@@ -159,6 +141,3 @@ def test_taking_groups_in_finish_order_alone_breaks_the_bound() -> None:
     simulation = Simulation(bound, [1000] + [1] * 20, publish_delay=0, steps=20)
     simulation.run()
     assert simulation.worst <= 1
-    ready, unfinished = [GroupDeadline("1", 1)], [GroupDeadline("0", 1)]
-    assert bound.pick(ready, unfinished, trainer=0) == ["1"]
-    assert bound.pick([GroupDeadline("2", 2)], unfinished, trainer=1) is None

@@ -8,17 +8,8 @@ groups ever have a deadline of D or earlier, so a schedule without a late group 
 rule keeps it reachable.
 """
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
-
-
-class GroupDeadline(NamedTuple):
-    """A live group and the last position of the trainer at which it may still be trained."""
-
-    group_id: str
-    deadline: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,30 +57,16 @@ class StalenessBound:
         """True if a group can no longer be trained within the bound."""
         return deadline < trainer
 
-    def pick(
-        self, ready: Sequence[GroupDeadline], unfinished: Sequence[GroupDeadline], *, trainer: int
-    ) -> list[str] | None:
-        """Pick the groups of the next batch, earliest deadline first; None means wait.
+    def is_reachable(self, due: Iterable[tuple[int, int]], *, trainer: int) -> bool:
+        """True if the batches after the next one can train every group in time.
 
         Args:
-            ready: groups that are completely scored and not late.
-            unfinished: groups that are still running.
+            due: deadlines in ascending order, each with its number of groups.
             trainer: batches trained so far.
         """
-        by_deadline = sorted(ready, key=lambda due: due.deadline)
-        if len(by_deadline) < self.groups_per_step:
-            return None
-        batch = by_deadline[: self.groups_per_step]
-        rest = sorted(due.deadline for due in [*by_deadline[self.groups_per_step :], *unfinished])
-        if not self._is_reachable(rest, trainer=trainer):
-            return None
-        return [due.group_id for due in batch]
-
-    def _is_reachable(self, deadlines: Sequence[int], *, trainer: int) -> bool:
-        """True if the batches after this one can train every group in time. Deadlines ascend."""
-        due = 0
-        for deadline, same in itertools.groupby(deadlines):
-            due += sum(1 for _ in same)
-            if due > self.groups_per_step * max(0, deadline - trainer):
+        total = 0
+        for deadline, groups in due:
+            total += groups
+            if groups and total > self.groups_per_step * max(0, deadline - trainer):
                 return False
         return True

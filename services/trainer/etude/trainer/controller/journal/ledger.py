@@ -1,7 +1,7 @@
 """Ledger of the rollout buffer: a fold over journal records, the same live and on resume."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,6 +28,10 @@ WINDOW_REASONS = frozenset(
 """Reasons to drop a window of production rollouts, or what is left of it."""
 DROP_REASONS = frozenset({"stale", "surplus"}) | MASKED | REDRAWN | WINDOW_REASONS
 """All reasons to drop an accepted rollout."""
+
+
+def ignore_group(_group_id: str) -> None:
+    """Take no notice of a change."""
 
 
 class StepId(NamedTuple):
@@ -87,6 +91,8 @@ class Ledger:
     dropped: Counter[str] = field(default_factory=Counter)
     frozen: dict[tuple[str, str], FrozenStep] = field(default_factory=dict)
     """The newest of each phase and monitor."""
+    on_change: Callable[[str], None] = ignore_group
+    """Called with the id of a group after it was admitted, or changed, or ended."""
 
     @property
     def queued(self) -> int:
@@ -135,6 +141,7 @@ class Ledger:
         self.consumed[body.task_id] = None
         self.cursors[body.phase] = max(self.cursors[body.phase], body.position + 1)
         self.live[body.group_id] = _new_group(body, sequence)
+        self.on_change(body.group_id)
 
     def _apply_rollout(self, body: journal_pb2.JournalRollout) -> None:
         group = self.live.get(body.rollout.group_id)
@@ -144,6 +151,7 @@ class Ledger:
             return  # delivered again after it was dropped
         group.finished[body.rollout.index] = body
         self.accepted += 1
+        self.on_change(group.group_id)
 
     def _apply_drop(self, body: journal_pb2.JournalDrop) -> None:
         if body.reason not in DROP_REASONS:
@@ -154,9 +162,10 @@ class Ledger:
             return
         if body.rollout_id:
             self.dropped[body.reason] += _remove_rollout(group, body)
-            return
-        self.dropped[body.reason] += len(group.valid_indices())
-        del self.live[body.group_id]
+        else:
+            self.dropped[body.reason] += len(group.valid_indices())
+            del self.live[body.group_id]
+        self.on_change(body.group_id)
 
     def _apply_drop_from_batch(self, body: journal_pb2.JournalDrop) -> None:
         """Drop a rollout of a batch that is trained again, and goes without it."""
@@ -181,6 +190,8 @@ class Ledger:
             group.penalties = penalties
         self.trained += sum(len(group.valid_indices()) for group in groups)
         self.trained_groups[body.phase] += len(groups)
+        for group in groups:
+            self.on_change(group.group_id)
 
     def _apply_published(self, version: VersionId, step: int) -> None:
         self.versions[version] = step

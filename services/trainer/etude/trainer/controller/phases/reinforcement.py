@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from opentelemetry import trace
 
 from etude.common.api.run.phases import Algorithm, AsyncLimits, Phase, RolloutPolicy
+from etude.trainer.controller.admission.buffer import RolloutBuffer
 from etude.trainer.controller.admission.dropping import (
     QuarantineFilter,
     drop_faulty,
@@ -16,9 +17,9 @@ from etude.trainer.controller.admission.dropping import (
 )
 from etude.trainer.controller.admission.groups import RolloutGroup, build_policy_batch
 from etude.trainer.controller.admission.plans import order_by_readiness, upcoming_waves
-from etude.trainer.controller.admission.staleness import GroupDeadline, StalenessBound
+from etude.trainer.controller.admission.staleness import StalenessBound
 from etude.trainer.controller.admission.tasks import TaskOrder
-from etude.trainer.controller.journal.ledger import StepId
+from etude.trainer.controller.journal.ledger import StepId, ignore_group
 from etude.trainer.controller.phases.evaluation import Evaluator
 from etude.trainer.controller.phases.guards import MismatchGuard, check_faults
 from etude.trainer.controller.phases.step_accounting import StepAccounting, refuse_left_batches
@@ -55,6 +56,7 @@ class ReinforcementPhase:
     _in_flight: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _accounting: StepAccounting = field(init=False)
+    _buffer: RolloutBuffer = field(init=False)
     _guard: MismatchGuard = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,6 +88,15 @@ class ReinforcementPhase:
         await self._replay_batches()
         await self._publish()
         run.publishing.queue.on_change = self._changed.set
+        self._buffer = RolloutBuffer(
+            ledger=run.book.ledger,
+            phase=self.phase.name,
+            group_size=self.algorithm.group_size,
+            bound=self.bound,
+            position_of=self._accounting.position,
+            serving=lambda: self._serving_position,
+        )
+        run.book.ledger.on_change = self._buffer.note_change
         async with self._tasks:
             try:
                 return await self._train_to_end()
@@ -95,6 +106,7 @@ class ReinforcementPhase:
                 raise
             finally:
                 run.publishing.queue.on_change = ignore_change
+                run.book.ledger.on_change = ignore_group
                 for task in self._in_flight.values():
                     task.cancel()
 
@@ -111,7 +123,7 @@ class ReinforcementPhase:
         run = self.run
         if await self._accounting.stop_if_frozen() or not await self.evaluator.evaluate():
             return False
-        drop_faulty(run.book, self._live_groups())
+        drop_faulty(run.book, self._buffer.groups())
         while run.progress.cursor.step < run.progress.last_step:
             started = time.monotonic()
             groups = await self._next_batch()
@@ -178,35 +190,19 @@ class ReinforcementPhase:
         served = self.run.publishing.served
         return 0 if served is None else self._accounting.position(served) or 0
 
-    def _live_groups(self) -> list[RolloutGroup]:
-        return [g for g in self.run.book.ledger.live.values() if g.phase == self.phase.name]
-
-    def _is_ready(self, group: RolloutGroup) -> bool:
-        return not group.missing_indices(self.algorithm.group_size)
-
-    def _deadline_of(self, group: RolloutGroup) -> GroupDeadline:
-        oldest = group.oldest_bound(self._accounting.position)
-        return GroupDeadline(
-            group.group_id,
-            self.bound.deadline(self._serving_position if oldest is None else oldest),
-        )
-
     async def _next_batch(self) -> list[RolloutGroup] | None:
         """Wait for the groups of the next step; None to stop, or if the tasks are used up."""
         run = self.run
         while not run.commands.stop_requested.is_set():
             if run.publishing.queue.has_setback:
                 await run.publishing.drain()
+            unfinished = self._buffer.refresh()
             self._drop_late()
+            self._launch_missing(unfinished)
             self._admit()
-            live = self._live_groups()
-            picked = self.bound.pick(
-                [self._deadline_of(g) for g in live if self._is_ready(g)],
-                [self._deadline_of(g) for g in live if not self._is_ready(g)],
-                trainer=run.progress.cursor.step,
-            )
-            if picked is not None:
-                groups = [run.book.ledger.live[name] for name in picked]
+            self._buffer.refresh()
+            groups = self._buffer.pick(trainer=run.progress.cursor.step)
+            if groups is not None:
                 if await run.commands.run_unless_stopped(self._are_trusted(groups)):
                     return groups
                 continue
@@ -223,27 +219,31 @@ class ReinforcementPhase:
     async def _are_trusted(self, groups: Sequence[RolloutGroup]) -> bool:
         """True if no rollout of a batch was sampled by marked weights; drops those that were."""
         if await self.filter.refresh(patiently=not self.backlog):
-            return not self.filter.drop_marked(self._live_groups())
+            return not self.filter.drop_marked(self._buffer.groups())
         return not self.filter.drop_marked(groups)
 
     def _drop_late(self) -> None:
         """Drop groups that a platform fault made too stale: the bound has priority."""
         run = self.run
-        for group in self._live_groups():
+        for group in self._buffer.late_groups(trainer=run.progress.cursor.step):
             # Its finished siblings may be too old before the missing ones are drawn again.
-            if group.group_id not in self._in_flight and self.bound.is_late(
-                self._deadline_of(group).deadline, trainer=run.progress.cursor.step
-            ):
+            if group.group_id not in self._in_flight:
                 drop_group(run.book, group, "stale")
                 run.reporter.record_event(
                     "GroupDropped", f"{group.group_id} is too stale", warning=True
                 )
 
-    def _admit(self) -> None:
-        """Start groups: first unfinished ones of an earlier controller, then new ones."""
-        for group in self._live_groups():
-            if not self._is_ready(group) and group.group_id not in self._in_flight:
+    def _launch_missing(self, unfinished: Sequence[RolloutGroup]) -> None:
+        """Start unfinished groups of an earlier controller, and those with rollouts to redraw."""
+        for group in unfinished:
+            if (
+                group.group_id in self.run.book.ledger.live
+                and group.group_id not in self._in_flight
+            ):
                 self._launch(group)
+
+    def _admit(self) -> None:
+        """Start new groups."""
         new: list[RolloutGroup] = []
         while (count := self._num_admitted()) < self._limit:
             may = self.bound.can_admit(count, serving=self._serving_position)
@@ -270,7 +270,7 @@ class ReinforcementPhase:
 
     def _num_admitted(self) -> int:
         """Number of groups that were admitted and not dropped."""
-        return self.run.book.ledger.trained_groups[self.phase.name] + len(self._live_groups())
+        return self.run.book.ledger.trained_groups[self.phase.name] + len(self._buffer)
 
     def _admit_next(self) -> RolloutGroup | None:
         ledger = self.run.book.ledger
@@ -293,6 +293,7 @@ class ReinforcementPhase:
 
     def _launch(self, group: RolloutGroup) -> None:
         group.serving = self._serving_position
+        self._buffer.note_change(group.group_id)
         task = self._tasks.create_task(self._run_group(group), name=group.group_id)
         self._in_flight[group.group_id] = task
 
@@ -316,6 +317,7 @@ class ReinforcementPhase:
             task.environment, [record.record.rollout for record in records]
         )
         group.serving = None
+        self._buffer.note_change(group.group_id)
         drop_faulty(self.run.book, [group])
         del self._in_flight[group.group_id]
         self._changed.set()
