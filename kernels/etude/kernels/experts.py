@@ -95,7 +95,7 @@ def moe_experts(x: Tensor, *, routes: Routes, gate_up: Tensor, down: Tensor) -> 
     weighted = result * routes.weights.flatten()[row, None].to(result.dtype)
     # Back in the order of tokens and choices, so that the sum has one order.
     place = torch.empty_like(row).scatter_(0, row, torch.arange(len(row), device=x.device))
-    return weighted[place].view(len(x), k, -1).sum(1).to(x.dtype)
+    return weighted[place].view(len(x), k, x.shape[1]).sum(1).to(x.dtype)
 
 
 def _torch_takes(a: Tensor, w: Tensor) -> bool:

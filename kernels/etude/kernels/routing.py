@@ -118,7 +118,7 @@ def _preference(logits: Tensor, scores: Tensor, router: Router, bias: Tensor | N
     biased = scores if bias is None else scores + bias
     if router.groups == 1:
         return biased
-    grouped = biased.view(len(biased), router.groups, -1)
+    grouped = biased.view(len(biased), router.groups, biased.shape[1] // router.groups)
     best = min(2, grouped.shape[2]) if bias is not None else 1
     of_group = grouped.topk(best, dim=-1).values.sum(-1)
     chosen = _descending_order(of_group)[:, : router.chosen_groups]
