@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl bench-monitors bench-ledger bench-credit bench-branches bench-repos bench-toolchains bench-hacks bench-images bench-groups bench-tasks bench-scale bench-lending bench-trainer test-privacy search-model bench-search system-deps buf
+.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl oracles bench-monitors bench-ledger bench-credit bench-branches bench-repos bench-toolchains bench-hacks bench-images bench-groups bench-tasks bench-scale bench-lending bench-trainer test-privacy search-model bench-search system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -144,7 +144,7 @@ chart-readme: $(READY) ## regenerate the chart's README from its values (needs G
 # have targets of their own.
 # The demo comes first: others replay the run that it makes.
 bench: $(READY) ## one table of ratios per claim, but for those of the bench-… targets
-	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/learner.py bench/trl_comparison.py bench/weights.py bench/env.py bench/operator_scale.py bench/ledger.py bench/repos.py bench/task_images.py bench/task_stream.py bench/hacks.py bench/controller.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
+	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/learner.py bench/trl_comparison.py bench/oracles.py bench/weights.py bench/env.py bench/operator_scale.py bench/ledger.py bench/repos.py bench/task_images.py bench/task_stream.py bench/hacks.py bench/controller.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
 
 bench-env: $(READY) ## environments against their goals: starts, forks, density, bursts, placements (QEMU, Go, root, idle)
 	$(RUN) python hack/guest.py
@@ -162,6 +162,9 @@ bench-learner: $(READY) ## equal gradients of every form of a step, memory of he
 
 bench-trl: $(READY) ## a step and its rollouts beside TRL's, on the same 135M weights (CPU, idle, half an hour)
 	$(UV) run --locked --inexact --extra $(EXTRA) --group bench python bench/trl_comparison.py
+
+oracles: $(READY) ## gradients of each algorithm and correction against verl, TRL and OpenRLHF: bench/out/oracles.json (two minutes; installs them)
+	$(RUN) python bench/oracles.py --seed $(SEED)
 
 bench-ab: $(READY) ## A/B tests of checkpoints: false positives and power of each rule of stopping (simulated, half a minute)
 	$(RUN) python bench/ab_power.py
