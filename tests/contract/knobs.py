@@ -257,6 +257,7 @@ RLRUN = {
     "phases[].feedback.maxTokens": f"{TRAINER}.learner.phase",
     "phases[].asyncLimits.mode": f"{CONTROLLER}.phases.guards limits",
     "phases[].asyncLimits.maxStalenessVersions": f"{CONTROLLER}.phases.reinforcement limits",
+    "phases[].asyncLimits.onStale": f"{CONTROLLER}.phases.reinforcement limits",
     "phases[].rollout.toolset": f"{TRAINER}.rollouts.worker limits",
     "phases[].rollout.toolFormat": f"{TRAINER}.rollouts.worker limits",
     "phases[].rollout.maxConcurrent": f"{TRAINER}.ray_backend limits",

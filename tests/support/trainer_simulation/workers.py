@@ -183,7 +183,7 @@ class SimulatedRollouts(RolloutWorkers):
         oldest = self.serving()
         await asyncio.sleep(random.Random(order.seed).random() * self.longest_s)
         newest = self.serving()
-        records = [self._record(order, index, oldest, newest) for index in order.indices]
+        records = [self.record(order, index, oldest, newest) for index in order.indices]
         return GroupResult(
             records=tuple(record.SerializeToString() for record in records),
             retried=0,
@@ -200,7 +200,7 @@ class SimulatedRollouts(RolloutWorkers):
     async def update_routing(self, table: RoutingTable) -> None:
         self.tables.append(table)
 
-    def _record(
+    def record(
         self, order: GroupRequest, index: int, oldest: VersionId, newest: VersionId
     ) -> journal_pb2.JournalRollout:
         draw = random.Random(derive_seed(order.seed, index))

@@ -52,6 +52,11 @@ STALENESS = Histogram(
     "Versions between the oldest token of a group and the trainer at its batch.",
     buckets=(0, 1, 2, 4, 8, 16, 32, 64),
 )
+SLOW_GROUPS = Counter(
+    "etude_rollout_slow_groups_total",
+    "Groups that a full batch waited for, by what asyncLimits.onStale did with them.",
+    ["action"],
+)
 REWARD = Gauge("etude_trainer_reward_mean", "Mean reward of the last batch.")
 MONITOR_FIGURE = Gauge(
     "etude_monitor_figure", "Figure of each monitor in the last window of rollouts.", ["monitor"]

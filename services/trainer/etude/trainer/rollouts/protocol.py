@@ -49,7 +49,12 @@ class GroupRequest:
     def rollout_id(self, index: int) -> str:
         """Id of a sibling; a redrawn one has a new id."""
         drawn = self.draws[index] if index < len(self.draws) else 0
-        return f"{self.group_id}-{index}" + (f"-again{drawn}" if drawn else "")
+        return name_rollout(self.group_id, index, drawn=drawn)
+
+
+def name_rollout(group_id: str, index: int, *, drawn: int) -> str:
+    """Id of a sibling that was drawn so often before."""
+    return f"{group_id}-{index}" + (f"-again{drawn}" if drawn else "")
 
 
 def split_evenly(total: int, workers: int) -> list[int]:

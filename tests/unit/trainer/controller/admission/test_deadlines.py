@@ -77,3 +77,33 @@ def test_any_changes_lead_to_the_batch_of_the_definition(
         assert index.pick(trainer=trainer) == pick_plainly(bound, list(groups.items()), trainer)
         late = [n for n, due in groups.items() if bound.is_late(due.deadline, trainer=trainer)]
         assert sorted(index.late(trainer=trainer)) == sorted(late)
+
+
+def test_the_last_admitted_unfinished_groups_are_in_the_way() -> None:
+    bound = StalenessBound(groups_per_step=1, max_staleness=1)
+    index = index_of(bound, ready=[2], unfinished=[1, 1, 2])
+    # At 0 one of deadline 1 can be in the next batch, and one of deadline 2 in the one after it.
+    assert index.blocking(trainer=0) == ["u1"]
+    assert index_of(bound, ready=[], unfinished=[1, 1, 2]).blocking(trainer=0) == []
+    assert index_of(bound, ready=[2], unfinished=[2]).blocking(trainer=0) == []
+
+
+@settings(max_examples=300)
+@given(
+    ready=st.lists(st.integers(2, 6), max_size=8),
+    unfinished=st.lists(st.integers(0, 6), max_size=8),
+    groups_per_step=st.integers(1, 3),
+)
+def test_without_the_groups_in_the_way_a_batch_is_there_and_with_one_of_them_it_is_not(
+    ready: list[int], unfinished: list[int], groups_per_step: int
+) -> None:
+    bound = StalenessBound(groups_per_step=groups_per_step, max_staleness=3)
+    index = index_of(bound, ready=ready, unfinished=unfinished)
+    blocking = index.blocking(trainer=2)
+    if blocking:
+        assert index.pick(trainer=2) is None
+    for name in blocking:
+        assert index.pick(trainer=2) is None
+        index.discard(name)
+    if blocking:
+        assert index.pick(trainer=2) is not None

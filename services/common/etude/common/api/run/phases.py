@@ -31,6 +31,14 @@ class AsyncMode(StrEnum):
     FULLY_ASYNC = "FullyAsync"
 
 
+class OnStale(StrEnum):
+    """Fate of a group that a full batch waits for."""
+
+    WAIT = "Wait"
+    REDRAW = "Redraw"
+    DROP = "Drop"
+
+
 class HeldOutDataset(Model):
     """Transcripts or texts, from their beginning."""
 
@@ -226,12 +234,24 @@ class AsyncLimits(Model):
             fix="set maxStalenessVersions: 1, or mode: FullyAsync",
             field_path=".maxStalenessVersions",
         ),
+        Rule(
+            cel="self.mode != 'Sync' || self.onStale == 'Wait'",
+            holds=lambda s: s.mode != AsyncMode.SYNC or s.on_stale == OnStale.WAIT,
+            message="onStale has no effect in mode Sync, in which all groups of a batch start"
+            " together",
+            fix="remove it, or set mode: FullyAsync",
+            field_path=".onStale",
+        ),
     )
 
     mode: AsyncMode = AsyncMode.SYNC
     """Sync trains only on the newest version."""
     max_staleness_versions: Annotated[int, Field(ge=0, le=64)] = 0
     """No trained token is older than this many versions."""
+    on_stale: OnStale = OnStale.WAIT
+    """A group that would become too old while a full batch is ready: Wait has the batch wait for
+    it; Redraw draws it again from the newest version, Drop drops it. Both are counted, and train
+    fewer long rollouts than the policy samples."""
 
 
 TOOLSET = rf"^(Standard|Compact|{extensions.NAME})$"

@@ -73,6 +73,17 @@ class RolloutBuffer:
         picked = self._index.pick(trainer=trainer)
         return None if picked is None else [self.ledger.live[name] for name in picked]
 
+    def blocking(self, *, trainer: int) -> list[RolloutGroup]:
+        """Unfinished groups without which a batch could be picked at once."""
+        return [self.ledger.live[name] for name in self._index.blocking(trainer=trainer)]
+
+    def has_later_deadline(self, group: RolloutGroup) -> bool:
+        """True if the group could be trained later if all of it were drawn again now."""
+        oldest = group.oldest_bound(self.position_of)
+        return oldest is not None and self.bound.deadline(self.serving()) > self.bound.deadline(
+            oldest
+        )
+
     def _date(self, group: RolloutGroup) -> None:
         oldest = group.oldest_bound(self.position_of)
         if oldest is None:

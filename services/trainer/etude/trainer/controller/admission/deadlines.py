@@ -5,7 +5,7 @@ are live.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -68,21 +68,52 @@ class DeadlineIndex:
         Args:
             trainer: batches trained so far. No ready group is late.
         """
-        wanted = self.bound.groups_per_step
-        if self._num_ready < wanted:
+        if self._num_ready < self.bound.groups_per_step:
             return None
-        taken: dict[int, int] = {}
-        for deadline in sorted(self._ready):
-            taken[deadline] = min(len(self._ready[deadline]), wanted - sum(taken.values()))
-        rest = (
-            (deadline, len(self._by_deadline[deadline]) - taken.get(deadline, 0))
-            for deadline in sorted(self._by_deadline)
-        )
-        if not self.bound.is_reachable(rest, trainer=trainer):
+        taken = self._earliest()
+        if not self.bound.is_reachable(self._rest(taken), trainer=trainer):
             return None
         return list(self._first(taken))
 
-    def _first(self, taken: dict[int, int]) -> Iterator[str]:
+    def blocking(self, *, trainer: int) -> list[str]:
+        """Unfinished groups without which a batch could be picked at once, as few as suffice.
+
+        Of several that would do, those that were admitted last: they lose the least work. None if
+        too few groups are ready, or nothing is in the way.
+        """
+        if self._num_ready < self.bound.groups_per_step:
+            return []
+        total, found = 0, list[str]()
+        running: list[tuple[int, str]] = []
+        for deadline, groups in self._rest(self._earliest()):
+            total += groups
+            running += [
+                (-due.rank, name)
+                for name, due in self._by_deadline[deadline].items()
+                if not due.is_ready
+            ]
+            excess = self.bound.excess(total - len(found), deadline, trainer=trainer)
+            if excess > len(running):
+                return []  # ready ones are too many as well
+            running.sort()
+            found += [name for _, name in running[:excess]]
+            del running[:excess]
+        return found
+
+    def _earliest(self) -> dict[int, int]:
+        """Ready groups of the next batch, by deadline."""
+        taken: dict[int, int] = {}
+        for deadline in sorted(self._ready):
+            left = self.bound.groups_per_step - sum(taken.values())
+            taken[deadline] = min(len(self._ready[deadline]), left)
+        return taken
+
+    def _rest(self, taken: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+        """Deadlines in ascending order, each with the groups that a batch leaves."""
+        for deadline in sorted(self._by_deadline):
+            yield deadline, len(self._by_deadline[deadline]) - taken.get(deadline, 0)
+
+    def _first(self, taken: Mapping[int, int]) -> Iterator[str]:
         """So many groups of each deadline, the earliest admitted first."""
         for deadline, count in taken.items():
             yield from heapq.nsmallest(

@@ -10,6 +10,7 @@ from etude.common.errors import InvalidFieldError
 from etude.common.weights import VersionId
 from etude.trainer.controller.admission.rollout_checks import PositionOf, check_spans
 from etude.trainer.learner.batches import PolicyBatch, PolicySequence, links_of
+from etude.trainer.rollouts.protocol import name_rollout
 from etude.v1 import journal_pb2, rollout_pb2
 
 _IDS_AT_ONCE = 1 << 16
@@ -34,6 +35,8 @@ class RolloutGroup:
     """Indices that a DROP removed."""
     spent: dict[str, int] = field(default_factory=dict)
     """Index of each rollout that was dropped to be redrawn, by its id."""
+    restarts: int = 0
+    """Times that this controller drew all of its rollouts again, because they were slow."""
     penalties: Mapping[str, float] = field(default_factory=dict)
     """Subtracted from the reward in its batch, by id of the rollout."""
     serving: int | None = None
@@ -46,9 +49,15 @@ class RolloutGroup:
         return [index for index in range(size) if index not in self.finished]
 
     def draws(self, size: int) -> tuple[int, ...]:
-        """Number of redraws of each sibling."""
-        spent = list(self.spent.values())
-        return tuple(spent.count(index) for index in range(size))
+        """Number of earlier draws of each sibling; its next id is a new one."""
+        return tuple(self._count_draws(index) for index in range(size))
+
+    def _count_draws(self, index: int) -> int:
+        drawn = self.restarts + list(self.spent.values()).count(index)
+        # An earlier controller restarted the group too, which its records alone show.
+        while name_rollout(self.group_id, index, drawn=drawn) in self.spent:
+            drawn += 1
+        return drawn
 
     def faulty_indices(self) -> list[int]:
         """Indices without a reward and without a DROP."""

@@ -67,6 +67,16 @@ class StalenessBound:
         total = 0
         for deadline, groups in due:
             total += groups
-            if groups and total > self.groups_per_step * max(0, deadline - trainer):
+            if groups and self.excess(total, deadline, trainer=trainer):
                 return False
         return True
+
+    def excess(self, groups: int, deadline: int, *, trainer: int) -> int:
+        """Groups with this deadline or an earlier one for which there is no batch in time.
+
+        Args:
+            groups: that many there are, without those of the next batch.
+            deadline: of the last of them.
+            trainer: batches trained so far.
+        """
+        return max(0, groups - self.groups_per_step * max(0, deadline - trainer))

@@ -17,7 +17,7 @@ from etude.v1 import journal_pb2 as pb
 JOURNAL = "journal/"
 
 MASKING = frozenset({"platform", "invalid_span", "erased", "damaged"})
-REDRAWING = frozenset({"quarantined_policy", "suspect_policy", "rolled_back_policy"})
+REDRAWING = frozenset({"quarantined_policy", "suspect_policy", "rolled_back_policy", "slow"})
 REPEATING = MASKING - {"platform"}
 """Reasons to drop single rollouts also when their batch is trained again, without them."""
 WHOLE = frozenset(
@@ -26,6 +26,8 @@ WHOLE = frozenset(
         *("damaged_window", "kl_budget"),
     }
 )
+EITHER = frozenset({"slow"})
+"""Reasons to drop groups or single rollouts, as the phase says."""
 REASONS = MASKING | REDRAWING | WHOLE
 """All reasons to drop a rollout."""
 
@@ -163,7 +165,10 @@ class _Auditor:
     def drop(self, body: pb.JournalDrop) -> None:
         group = self.groups.get(body.group_id)
         names = [body.rollout_id] if body.rollout_id else group.remaining() if group else []
-        if body.reason not in REASONS or (body.rollout_id == "") != (body.reason in WHOLE):
+        is_whole = body.rollout_id == ""
+        if body.reason not in REASONS or (
+            body.reason not in EITHER and is_whole != (body.reason in WHOLE)
+        ):
             self.report("I1", f"group {body.group_id} was dropped for {body.reason!r}")
         if group is not None and group.step and body.reason in REPEATING:
             self.drop_trained(group, body)

@@ -17,7 +17,7 @@ KEPT_VERSIONS = 256
 
 MASKED = frozenset({"platform", "invalid_span", "erased", "damaged"})
 """Reasons to drop single rollouts whose siblings are trained without them."""
-REDRAWN = frozenset({"quarantined_policy", "suspect_policy", "rolled_back_policy"})
+REDRAWN = frozenset({"quarantined_policy", "suspect_policy", "rolled_back_policy", "slow"})
 """Reasons to redraw single rollouts: neither task nor policy is at fault."""
 WINDOW_REASONS = frozenset(
     {

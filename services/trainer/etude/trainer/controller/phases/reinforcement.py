@@ -22,6 +22,7 @@ from etude.trainer.controller.admission.tasks import TaskOrder
 from etude.trainer.controller.journal.ledger import StepId, ignore_group
 from etude.trainer.controller.phases.evaluation import Evaluator
 from etude.trainer.controller.phases.guards import MismatchGuard, check_faults
+from etude.trainer.controller.phases.slow_groups import SlowGroups
 from etude.trainer.controller.phases.step_accounting import StepAccounting, refuse_left_batches
 from etude.trainer.controller.progress import RunFailedError
 from etude.trainer.controller.publishing.in_flight import ignore_change
@@ -57,6 +58,7 @@ class ReinforcementPhase:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _accounting: StepAccounting = field(init=False)
     _buffer: RolloutBuffer = field(init=False)
+    _slow: SlowGroups = field(init=False)
     _guard: MismatchGuard = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,6 +99,13 @@ class ReinforcementPhase:
             serving=lambda: self._serving_position,
         )
         run.book.ledger.on_change = self._buffer.note_change
+        limits = self.phase.async_limits or AsyncLimits()
+        self._slow = SlowGroups(
+            action=limits.on_stale,
+            buffer=self._buffer,
+            book=run.book,
+            reporter=run.reporter,
+        )
         async with self._tasks:
             try:
                 return await self._train_to_end()
@@ -205,6 +214,10 @@ class ReinforcementPhase:
             if groups is not None:
                 if await run.commands.run_unless_stopped(self._are_trusted(groups)):
                     return groups
+                continue
+            if slow := self._slow.take(trainer=run.progress.cursor.step):
+                for group in slow:
+                    self._in_flight.pop(group.group_id).cancel()
                 continue
             # Versions in flight may admit more groups.
             if not self._in_flight and not len(run.publishing.queue):
