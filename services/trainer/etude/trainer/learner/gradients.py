@@ -27,13 +27,15 @@ def accumulate_gradients(
     *,
     ranks: RankGroup,
     packing: Packing,
+    guesses: bool = False,
 ) -> float:
     """Replace the parameters' gradients by the gradient of the batch's loss; collective.
 
     Returns:
         The loss of the whole batch.
     """
-    return float(ranks.total(backward_rows(policy, rows, objective, ranks=ranks, packing=packing)))
+    loss = backward_rows(policy, rows, objective, ranks=ranks, packing=packing, guesses=guesses)
+    return float(ranks.total(loss))
 
 
 def backward_rows(
@@ -43,6 +45,7 @@ def backward_rows(
     *,
     ranks: RankGroup,
     packing: Packing,
+    guesses: bool = False,
 ) -> Tensor:
     """Replace the parameters' gradients, and leave the loss a tensor; collective.
 
@@ -53,7 +56,9 @@ def backward_rows(
     """
     policy.zero_grad()
     total = torch.zeros((), dtype=torch.float64)
-    for loss in microbatch_losses(policy, rows, objective, ranks=ranks, packing=packing):
+    for loss in microbatch_losses(
+        policy, rows, objective, ranks=ranks, packing=packing, guesses=guesses
+    ):
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         total += loss.detach().cpu()
     ranks.add_gradients(policy.adapters.parameters())
@@ -67,10 +72,19 @@ def microbatch_losses(
     *,
     ranks: RankGroup,
     packing: Packing,
+    guesses: bool = False,
 ) -> Iterator[Tensor]:
     """Compute the loss of each of this rank's microbatches; every one is collective.
 
     Ranks of a context group have the same ones, and the loss of its own tokens each.
+
+    Args:
+        policy: scores the tokens.
+        rows: of all ranks.
+        objective: the loss of scored tokens.
+        ranks: that share the rows.
+        packing: form of the microbatches.
+        guesses: whether the head of multi-token prediction guesses, too.
     """
     plan = plan_microbatches(
         [row.token_ids.size for row in rows],
@@ -87,7 +101,11 @@ def microbatch_losses(
             context=ranks.context,
         )
         scores = policy(
-            microbatch.token_ids, microbatch.rows, microbatch.places, microbatch.lengths
+            microbatch.token_ids,
+            microbatch.rows,
+            microbatch.places,
+            microbatch.lengths,
+            microbatch.guessing if guesses else None,
         )
         yield objective(scores, microbatch)
 

@@ -30,6 +30,7 @@ from etude.trainer.learner.gradients import (
     microbatch_losses,
     reference_scorer,
 )
+from etude.trainer.learner.guesses import add_guesses
 from etude.trainer.learner.objective import Objective, PolicyObjective, imitation_loss
 from etude.trainer.learner.optimiser import Update
 from etude.trainer.learner.phase import PhaseManager, PhasePosition, PhaseState
@@ -267,14 +268,18 @@ class Learner:
         state = self._current_phase()
         if not trained:
             return 0.0, Update(0.0, state.optimiser.rate_at(state.step))
+        guesses = add_guesses(objective, state.phase, trained)
         loss = accumulate_gradients(
             self.policy,
             trained,
-            objective,
+            guesses or objective,
             ranks=self._ranks,
             packing=self._packing,
+            guesses=guesses is not None,
         )
-        return loss, state.optimiser.apply(step=state.step, loss=loss)
+        update = state.optimiser.apply(step=state.step, loss=loss)
+        figures = {} if guesses is None else guesses.summary(self._ranks)
+        return loss, update._replace(figures=figures)
 
     def encode(self, version: VersionId, base: PublishBase | None) -> RankReceipt:
         """Encode this rank's part of the current weights for upload.

@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from etude.common.api.run.phases import Optimizer, Phase
 from etude.trainer.learner.adamw import MOMENTS, AdamW
 from etude.trainer.learner.batches import NonFiniteLossError
 from etude.trainer.model.lora import merge_update
+from etude.trainer.model.mtp.heads import is_head_parameter
 from etude.trainer.model.parameters import StepObserver, gather_full, parameters_by_name
 from etude.trainer.model.policy import Policy
 
@@ -28,6 +30,8 @@ class Update(NamedTuple):
     learning_rate: float
     is_skipped: bool = False
     """True if the gradient was not finite and the phase leaves such batches out."""
+    figures: Mapping[str, float] = MappingProxyType({})
+    """Further figures of the step by name."""
 
 
 class Optimiser:
@@ -66,29 +70,44 @@ class Optimiser:
                 then, or left out its limit of batches before; no weight changed.
         """
         norm = float(self.gradient_norm())
+        head_norm = float(self.gradient_norm(of_heads=True))
         rate = self.rate_at(step)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            # Both are totals over all ranks, so that all of them decide alike.
+        if not all(map(math.isfinite, (loss, norm, head_norm))):
+            # All are totals over all ranks, so that all of them decide alike.
             self._skip(
-                f"phase {self._phase.name}, step {step}: loss {loss}, gradient norm {norm};"
+                f"phase {self._phase.name}, step {step}: loss {loss}, gradient norm {norm},"
+                f" of heads {head_norm};"
                 " the step was not applied"
             )
             return Update(0.0, rate, is_skipped=True)
         self._num_skipped = 0
-        self.apply_gradient(norm=norm, rate=rate)
+        self.apply_gradient(norm=norm, rate=rate, head_norm=head_norm)
         return Update(norm, rate)
 
-    def gradient_norm(self) -> Tensor:
-        """Norm of the gradient over all ranks, a scalar; collective."""
-        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
-        return gather_full(torch.nn.utils.get_total_norm(gradients))
+    def gradient_norm(self, *, of_heads: bool = False) -> Tensor:
+        """Norm of the gradient over all ranks, a scalar; collective.
 
-    def apply_gradient(self, *, norm: float, rate: float) -> None:
-        """Clip the gradient, which has this norm, and update all parameters by it."""
-        if norm > self._clip:
-            for parameter in self._parameters.values():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(self._clip / norm)
+        Args:
+            of_heads: that of the heads of multi-token prediction, which no other norm counts.
+        """
+        return gather_full(torch.nn.utils.get_total_norm(self._gradients(of_heads=of_heads)))
+
+    def _gradients(self, *, of_heads: bool) -> list[Tensor]:
+        return [
+            p.grad
+            for name, p in self._parameters.items()
+            if p.grad is not None and is_head_parameter(name) == of_heads
+        ]
+
+    def apply_gradient(self, *, norm: float, rate: float, head_norm: float = 0.0) -> None:
+        """Clip the gradient, which has these norms, and update all parameters by it.
+
+        Heads are clipped apart, so that they change no step of the policy.
+        """
+        for of_heads, found in ((False, norm), (True, head_norm)):
+            if found > self._clip:
+                for gradient in self._gradients(of_heads=of_heads):
+                    gradient.mul_(self._clip / found)
         with merge_update(self._policy, self._steps):
             self._step_all(rate)
 

@@ -29,6 +29,7 @@ from etude.trainer.export.receipts import PeerFailedError
 from etude.trainer.learner.checkpoint import index, reader
 from etude.trainer.learner.checkpoint.shard_memory import ShardMemory
 from etude.trainer.learner.checkpoint.writer import StateWriter
+from etude.trainer.learner.guesses import check_head
 from etude.trainer.learner.optimiser import Optimiser
 from etude.trainer.model.fsdp import RankGroup, reshard_parameters
 from etude.trainer.model.parameters import StepObserver, parameters_by_name
@@ -135,10 +136,12 @@ class PhaseManager:
         """Begin a phase of which `step` steps are done, or update it if it is under way.
 
         Raises:
-            ValueError: the phase is invalid, or the model does not allow its context extension.
+            ValueError: the phase is invalid, or the model does not allow its context extension,
+                or has no head that it trains.
             WrongStateError: it needs reference weights that were not kept.
         """
         algorithm = build_phase_algorithm(parsed)
+        check_head(self._policy, parsed)
         reshard_parameters(self._policy)
         self._set_positions(parsed, self._policy)
         if under_way is None or under_way.phase.name != parsed.name:

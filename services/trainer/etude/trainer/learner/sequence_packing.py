@@ -50,6 +50,8 @@ class Microbatch:
     """[N]"""
     sequence_log_ratio: Tensor
     """[N]"""
+    guessing: Tensor
+    """Positions of the flattened rows at which a head of multi-token prediction guesses."""
     lengths: tuple[int, ...] = ()
     """Of the sequences of a packed row; empty if rows are padded. [S]"""
 
@@ -133,8 +135,12 @@ def collate(
         token_ids = np.full((max(1, len(rows)), _longest(rows)), PAD, dtype=np.int64)
         for index, row in enumerate(rows):
             token_ids[index, : row.token_ids.size] = row.token_ids
+        starts = np.arange(len(rows)) * token_ids.shape[1]
         places = [row.places for row in rows]
         owners = np.repeat(np.arange(len(rows)), num_trained)
+    guessing = [
+        start + np.arange(num_guesses(row)) for row, start in zip(rows, starts, strict=True)
+    ]
     own = context.own_tokens(token_ids.shape[1])
     every = np.concatenate([np.zeros(0, dtype=np.int64), *places])
     predicted = (own.start < every) & (every <= own.stop)
@@ -157,7 +163,15 @@ def collate(
         proximal_logprobs=select([row.proximal_logprobs for row in rows], torch.float32),
         sequence_log_rho=select([row.sequence_log_rho for row in rows], torch.float32),
         sequence_log_ratio=select([row.sequence_log_ratio for row in rows], torch.float32),
+        guessing=torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *guessing])).to(
+            device
+        ),
     )
+
+
+def num_guesses(row: TrainingRow) -> int:
+    """Positions of a sequence at which a head of multi-token prediction guesses a token of it."""
+    return max(0, row.token_ids.size - 2)
 
 
 def _lay_in_row(

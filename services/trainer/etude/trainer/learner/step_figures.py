@@ -63,7 +63,9 @@ def complete_result(
     devices: int,
     device: torch.device,
 ) -> StepResult:
-    """Add the use of the hardware; a batch that was left out keeps no other figure.
+    """Add the update's figures and the use of the hardware.
+
+    A batch that was left out keeps the latter alone.
 
     Args:
         result: of the step.
@@ -78,7 +80,7 @@ def complete_result(
         operations = sum(cost.of(row.token_ids.size) for row in trained)
         result = dataclasses.replace(result, mfu=operations / result.seconds / peak / devices)
     if not update.is_skipped:
-        return result
+        return dataclasses.replace(result, extra=dict(result.extra) | dict(update.figures))
     return dataclasses.replace(
         result,
         loss=0.0,
@@ -95,14 +97,16 @@ def complete_result(
 
 
 def combine_updates(updates: Sequence[Update]) -> Update:
-    """Result of the updates of one batch: the mean norm, and skipped if one was.
+    """Result of the updates of one batch: the mean norm and figures, and skipped if one was.
 
     Args:
         updates: in their order, at least one.
     """
     applied = [update.grad_norm for update in updates if not update.is_skipped]
+    figures = [update.figures for update in updates if update.figures]
     return Update(
         sum(applied) / max(1, len(applied)),
         updates[0].learning_rate,
         is_skipped=any(update.is_skipped for update in updates),
+        figures={n: sum(f[n] for f in figures) / len(figures) for n in set().union(*figures)},
     )

@@ -23,6 +23,7 @@ from etude.common.api.run.phases import Phase
 from etude.common.errors import Problem, UserError
 from etude.trainer.learner.checkpoint.shard_memory import ShardMemory
 from etude.trainer.learner.gradients import backward_rows, reference_scorer
+from etude.trainer.learner.guesses import add_guesses
 from etude.trainer.learner.objective import Objective, PolicyObjective, imitation_loss
 from etude.trainer.learner.phase import PhaseManager, PhaseState
 from etude.trainer.learner.rows import TrainingRow
@@ -141,12 +142,16 @@ def _run_step(policy: Policy, ranks: RankGroup, step: PlannedStep) -> Peak:
                 allocations.assign(Kind.WEIGHTS, module.parameters())
                 allocations.assign(Kind.WEIGHTS, module.buffers())
         allocations.assign(Kind.MOMENTS, state.optimiser.moments().values())
+        rows = [build_row(step.tokens)] * (_MICROBATCHES * ranks.num_shares)
+        objective = _build_objective(state)
+        guesses = add_guesses(objective, step.phase, rows)
         backward_rows(
             policy,
-            [build_row(step.tokens)] * (_MICROBATCHES * ranks.num_shares),
-            _record_forward(_build_objective(state), allocations),
+            rows,
+            _record_forward(guesses or objective, allocations),
             ranks=ranks,
             packing=Packing(max_tokens=step.tokens, packed=step.packed),
+            guesses=guesses is not None,
         )
         state.optimiser.gradient_norm()
         # Clipped: the norm has no value, and is taken as infinite.

@@ -45,6 +45,17 @@ UNCHANGED = LogitTransform()
 """Logits as the output layer gives them."""
 
 
+class GuessScores(NamedTuple):
+    """Sums over the guesses of a head of multi-token prediction, each a scalar."""
+
+    loss: Tensor
+    """Cross-entropy under the teacher's distributions, in nats, with gradient."""
+    entropy: Tensor
+    """Of the teacher's distributions, in nats: the least that the loss can be."""
+    agreeing: Tensor
+    """Guesses whose likeliest token is the teacher's."""
+
+
 class TokenScores(NamedTuple):
     """Log-probs of the requested tokens, and the entropies at their places."""
 
@@ -52,6 +63,8 @@ class TokenScores(NamedTuple):
     """Of the tokens, with gradient. [N]"""
     entropy: Tensor
     """Of the distributions that they were predicted from, in nats, without gradient. [N]"""
+    guesses: GuessScores | None = None
+    """Of the head of multi-token prediction, if it was asked for."""
 
 
 def score_tokens(
@@ -99,11 +112,11 @@ class _ChunkedHead(torch.autograd.Function):
         logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(logprobs)
         only_chunk: Tensor | None = None
-        left, right = _common_format(hidden, weight)
+        left, right = common_format(hidden, weight)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, len(hidden), rows):
                 part = slice(start, start + rows)
-                every = transform.apply(_logits(left[part], right, bias)).log_softmax(dim=-1)
+                every = transform.apply(head_logits(left[part], right, bias)).log_softmax(dim=-1)
                 logprobs[part] = every.gather(1, token_ids[part, None])[:, 0]
                 entropy[part] = -(every.exp() * every).sum(dim=-1)
                 only_chunk = every if len(hidden) <= rows and transform.cap is None else None
@@ -124,7 +137,7 @@ class _ChunkedHead(torch.autograd.Function):
         for_hidden = torch.zeros_like(hidden, dtype=torch.float32) if needs[0] else None
         for_weight = torch.zeros_like(weight, dtype=torch.float32) if needs[1] else None
         for_bias = torch.zeros_like(bias, dtype=torch.float32) if needs[2] else None
-        left, right = _common_format(hidden, weight)
+        left, right = common_format(hidden, weight)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, len(hidden), rows):
                 part = slice(start, start + rows)
@@ -132,7 +145,7 @@ class _ChunkedHead(torch.autograd.Function):
                 transformed = None
                 every = only_chunk
                 if every is None:
-                    transformed = transform.apply(_logits(own, right, bias))
+                    transformed = transform.apply(head_logits(own, right, bias))
                     every = transformed.log_softmax(dim=-1)
                 # d log p(token) / d logits = [token] - p, as torch's own log-softmax has it.
                 change = torch.zeros_like(every).scatter_(1, ids, gradients[0][part, None])
@@ -154,12 +167,13 @@ class _ChunkedHead(torch.autograd.Function):
         )
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Logits of hidden states in a common format, in fp32."""
     logits = _product(hidden, weight.t())
     return logits if bias is None else logits + bias.float()
 
 
-def _common_format(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def common_format(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Both in one number format: the narrower one on a GPU, fp32 on a CPU."""
     wide = hidden.dtype == weight.dtype == torch.float32
     if wide or not is_gpu(hidden.device):

@@ -23,6 +23,7 @@ from etude.trainer.model.context_parallel import UNDIVIDED, ContextGroup
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.logit_probe import backbone, find_logit_transform
 from etude.trainer.model.lora import EarlierPolicy, create_adapters, reset_adapters
+from etude.trainer.model.mtp import heads
 from etude.trainer.model.output_head import UNCHANGED, LogitTransform, TokenScores, score_tokens
 from etude.trainer.model.parameters import local_shard
 from etude.trainer.model.sharded_load import (
@@ -92,7 +93,12 @@ class Policy(nn.Module):
 
     @override
     def forward(
-        self, token_ids: Tensor, rows: Tensor, places: Tensor, lengths: tuple[int, ...] = ()
+        self,
+        token_ids: Tensor,
+        rows: Tensor,
+        places: Tensor,
+        lengths: tuple[int, ...] = (),
+        guessing: Tensor | None = None,
     ) -> TokenScores:
         """Score the tokens at (rows, places), each given those before it.
 
@@ -106,12 +112,17 @@ class Policy(nn.Module):
             places: its place in the row, not the first of its sequence, and behind a token of this
                 rank. [N]
             lengths: of the sequences in a packed row, of which there is one. [S]
+            guessing: positions of the flattened rows at which the head of multi-token prediction
+                guesses; nothing is guessed unless given.
         """
         packing = self._pack(lengths, token_ids.device) if lengths else {}
         own = self.context.own_tokens(token_ids.shape[1])
         # On a GPU the blocks compute in bf16; sums of the output layer and the losses are in fp32.
         device = token_ids.device
-        with torch.autocast(device.type, torch.bfloat16, enabled=is_gpu(device)):
+        with (
+            torch.autocast(device.type, torch.bfloat16, enabled=is_gpu(device)),
+            heads.capture_trunk(self.model) as trunk,
+        ):
             output = backbone(self.model)(input_ids=token_ids[:, own], use_cache=False, **packing)
         if lengths:
             self._check_packed(packing["segments"])
@@ -126,8 +137,13 @@ class Policy(nn.Module):
             bias=head.bias,
             transform=self.transform,
         )
+        guesses = None
+        if guessing is not None:
+            guesses = heads.guess_tokens(
+                self.model, token_ids, trunk[0], hidden, guessing=guessing, packing=packing
+            )
         # FSDP2 hooks into what a module returns, and a view could lose the hook.
-        return TokenScores(scores.logprobs.clone(), scores.entropy)
+        return TokenScores(scores.logprobs.clone(), scores.entropy, guesses)
 
     def _pack(self, lengths: tuple[int, ...], device: torch.device) -> dict[str, Any]:
         """Arguments by which the model's layers attend within each sequence of a row."""
@@ -266,6 +282,8 @@ def _draw_model(config: PretrainedConfig, *, seed: int) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation="sdpa"
         )
+        heads.attach_heads(model)
+        heads.start_heads(model)
     return model
 
 
@@ -281,4 +299,8 @@ def read_config(folder: Path) -> PretrainedConfig:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as cause:
         raise InvalidModelError(folder, f"config.json cannot be used: {cause}") from cause
+    try:
+        heads.num_heads(config)
+    except ValueError as cause:
+        raise InvalidModelError(folder, str(cause)) from cause
     return config

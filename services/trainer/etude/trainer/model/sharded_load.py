@@ -21,6 +21,7 @@ from etude.common.weights.tensors.safetensors import ITEM_BYTES
 from etude.trainer.model import checkpoint_layout, tensor_bits
 from etude.trainer.model.checkpoint_layout import CheckpointLayout
 from etude.trainer.model.fsdp import RankGroup
+from etude.trainer.model.mtp.heads import attach_heads
 from etude.trainer.model.parameters import local_shard
 from etude.trainer.model.shard_runs import runs_of_shard
 from etude.trainer.model.weight_files import ByteRange, StoredWeight, read_ranges
@@ -59,6 +60,7 @@ def build_blank_model(config: PretrainedConfig) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation="sdpa"
         )
+        attach_heads(model)
     return model
 
 

@@ -192,6 +192,24 @@ class Optimizer(Model):
     with billions of parameters and a gradient norm below 1e-3, "1e-12" or less is right."""
 
 
+class MtpTraining(Model):
+    """Training of the model's head of multi-token prediction, with which engines guess tokens."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="double(self.lossWeight) > 0.0",
+            holds=lambda s: number(s.loss_weight) > 0,
+            message="lossWeight must be above 0: with 0 the head learns nothing",
+            fix='give a weight, for example "0.2", or remove mtp',
+            field_path=".lossWeight",
+        ),
+    )
+
+    loss_weight: Fraction = "0.2"
+    """Weight of the head's loss: the mean cross-entropy of its guesses under the model's own
+    predictions. It moves no other weight."""
+
+
 class Algorithm(Model):
     """Algorithm that turns rewards into gradients."""
 
@@ -302,6 +320,9 @@ class Phase(Model):
     """Fixes the order of data and tasks, also after a restart."""
     optimizer: Optimizer
     """AdamW and its schedule."""
+    mtp: MtpTraining | None = None
+    """Training of the head of multi-token prediction, which the model must have; none unless
+    set."""
     batch_size: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Supervised phases: sequences per step; 12 unless set. The data is read into memory."""
     batch_tokens: Annotated[int, Field(ge=16, le=1_000_000_000)] | None = None

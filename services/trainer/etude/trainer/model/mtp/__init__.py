@@ -1,0 +1,1 @@
+"""Multi-token prediction: heads behind the model, and their loss."""
