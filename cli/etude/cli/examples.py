@@ -71,6 +71,7 @@ EXAMPLES = {
         "etude model import hf://Qwen/Qwen3-8B@main --to s3://runs",
         "etude model import runs/smollm2/inputs/etude/smollm2/model --to s3://runs/team",
     ),
+    "model add-head": ("etude model add-head Qwen2.5-0.5B --to Qwen2.5-0.5B-mtp",),
     "model inspect": (
         "etude model inspect runs/smollm2/inputs/etude/smollm2/model",
         "etude model inspect hf://Qwen/Qwen3-8B",

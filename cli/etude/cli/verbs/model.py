@@ -80,6 +80,24 @@ def inspect(model: Model, *, endpoint: Endpoint = None, region: Region = None) -
         console().print(f"{name:<13} {value}", soft_wrap=True)
 
 
+@app.command(name="add-head", epilog=epilog("model add-head"))
+def add_head(
+    folder: Annotated[Path, typer.Argument(help="Folder of a Qwen2 model with safetensors.")],
+    *,
+    to: Annotated[Path, typer.Option(help="New folder, with the head.")],
+) -> None:
+    """Write a copy of a model with a head of multi-token prediction, which is still to be trained.
+
+    The head starts as a copy of the last block. Phases with mtp train it, and engines with
+    speculativeTokens guess tokens with it.
+    """
+    from etude.common.model_sources.mtp_head import add_mtp_head
+
+    names = add_mtp_head(folder, to)
+    say(f"{len(names)} tensors of the head")
+    console().print(str(to), soft_wrap=True)
+
+
 def open_model(
     given: str, endpoint: str | None, region: str | None, *, with_digests: bool
 ) -> "RemoteModel":

@@ -20,7 +20,7 @@ from etude.trainer.model.policy import Policy
 
 @dataclass(slots=True, kw_only=True)
 class GuessObjective:
-    """The loss of another objective, with the gradient of the head's loss beside its own.
+    """The loss of another objective, and the gradient of the head's loss added to its gradient.
 
     The value stays the other's, so that losses compare with those of steps without a head.
     """
@@ -79,7 +79,10 @@ def check_head(policy: Policy, phase: Phase) -> None:
         return
     field_name = f"phase {phase.name}: mtp"
     if not find_heads(policy.model):
-        raise InvalidFieldError(field_name, "the model has no head of multi-token prediction")
+        raise InvalidFieldError(
+            field_name,
+            "the model has no head of multi-token prediction; add one: etude model add-head",
+        )
     if policy.lora is not None:
         raise InvalidFieldError(field_name, "adapters are trained instead of it; remove one")
     if policy.context.size > 1:

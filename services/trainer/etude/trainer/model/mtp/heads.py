@@ -16,12 +16,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
 from typing_extensions import override
 
+from etude.common.model_sources.mtp_head import ARCHITECTURE
 from etude.trainer.model.compute_device import is_gpu
 from etude.trainer.model.mtp.distillation import score_guesses
 from etude.trainer.model.output_head import GuessScores
 
-ARCHITECTURE = "MiMoForCausalLM"
-"""Name by which vLLM loads a Qwen2 model with heads."""
 HEADS = "mtp_layers"
 """Attribute of the backbone, and part of the names of the heads' tensors."""
 
