@@ -60,7 +60,7 @@ ENGINES = {
         f"engine.{name}": "etude.inference.engine.arguments settings"
         for name in (
             *("tensorParallel", "pipelineParallel", "dataParallel", "expertParallel"),
-            *("memoryShare", "kvCacheDtype", "quantization", "engineArgs"),
+            *("memoryShare", "kvCacheDtype", "quantization", "engineArgs", "speculativeTokens"),
         )
     },
     "engine.maxBatchedTokens": "etude.inference.engine.replica options.engine",

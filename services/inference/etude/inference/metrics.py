@@ -52,3 +52,10 @@ CHANNEL_FOLLOWED = Gauge(
     "1 while the version of the channel's newest record is live, or the record serves nothing",
     ["channel"],
 )
+SPECULATION_ON = Gauge(
+    "etude_speculation_on", "1 while the head of multi-token prediction guesses tokens"
+)
+SPECULATION_SPEEDUP = Gauge(
+    "etude_speculation_speedup",
+    "Tokens a second with guesses over those without, in the last trial of the guard",
+)

@@ -9,6 +9,7 @@ from etude.common.role_inputs import ResolvedRun
 from etude.common.rpc.server import Server
 from etude.common.stores import open_run_store
 from etude.inference.engine.replica import Replica
+from etude.inference.engine.speculation import SpeculationGuard
 from etude.inference.lending import LendingControl
 from etude.inference.service import SERVICES, InferenceServicer, WeightServicer
 from etude.inference.serving.openai import HttpServer, PolicyVersionMiddleware
@@ -95,6 +96,11 @@ class InferenceRole:
             asyncio.create_task(self.follower.follow(), name="follow-versions"),
             asyncio.create_task(self._show_readiness(), name="show-readiness"),
         ]
+        engine = self.replica.options.engine
+        # vLLM gives the copies of a data-parallel engine no table to change.
+        if engine.speculative_tokens and engine.data_parallel == 1:
+            guard = SpeculationGuard(engine=self.replica)
+            tasks.append(asyncio.create_task(guard.watch(), name="watch-speculation"))
         done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
             task.cancel()

@@ -45,12 +45,11 @@ OWNED = {
     "disable_log_stats": "",
     "trust_remote_code": "",
     "hf_overrides": "phases[].contextExtension",
-    # On CPUs vLLM 0.32 divides guessed tokens' logits by temperatures that it never wrote
-    # (expand_batch_to_tokens), and a draft model's weights would stay behind the policy's.
-    "speculative_config": "",
-    "spec_method": "",
+    # A draft model's weights of its own would stay behind the policy's.
+    "speculative_config": "roles.inference.engine.speculativeTokens",
+    "spec_method": "roles.inference.engine.speculativeTokens",
     "spec_model": "",
-    "spec_tokens": "",
+    "spec_tokens": "roles.inference.engine.speculativeTokens",
 }
 """Arguments that users may not give here, with the field that sets them; empty: nothing does."""
 
@@ -64,6 +63,43 @@ def read_settings(settings: EngineSettings) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if value is not None} | dict(
         settings.engine_args
     )
+
+
+def read_speculation(settings: EngineSettings, model: Path, *, max_requests: int) -> dict[str, Any]:
+    """Arguments by which the model's own head guesses tokens.
+
+    Args:
+        settings: of the engine.
+        model: its folder.
+        max_requests: in one batch.
+
+    Raises:
+        UserError: it has none.
+    """
+    if not settings.speculative_tokens:
+        return {}
+    config = AutoConfig.from_pretrained(model, local_files_only=True)
+    if not getattr(config, "num_nextn_predict_layers", 0):
+        raise UserError(
+            Problem(
+                reason="EngineRefused",
+                what=f"{config.model_type} has no head of multi-token prediction to guess with",
+                where=f"roles.inference.engine.speculativeTokens ({model})",
+                fix="set 0, or give a model with num_nextn_predict_layers in its config.json",
+            )
+        )
+    # Of vLLM's methods of rejection this alone leaves the distribution as it is.
+    return {
+        "speculative_config": {
+            "method": "mtp",
+            "num_speculative_tokens": settings.speculative_tokens,
+            "rejection_sample_method": "standard",
+            # By the number of requests, a table that the guard changes while the engine runs.
+            "num_speculative_tokens_per_batch_size": [
+                (1, max_requests, settings.speculative_tokens)
+            ],
+        }
+    }
 
 
 def read_positions(model: Path, extension: ContextExtension | None) -> dict[str, Any]:

@@ -191,6 +191,10 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # mypy does not fol
         )
         return results
 
+    async def call_utility_async(self, method: str, *args: object) -> Any:  # noqa: ANN401 - vLLM's calls answer anything
+        """Call a method of the core, as vLLM's client of a process of its own can."""
+        return await self._call(getattr(self._core, method), *args)
+
     @override
     def dp_engines_running(self) -> bool:
         return False

@@ -24,16 +24,20 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader import base_loader
 from vllm.platforms import current_platform
 from vllm.triton_utils import dispatcher
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.sample import rejection_sampler
+
+from etude.inference.worker.drafted_model import CHANGED
 
 BACKEND = "etude"
-CHANGED = "etude_changed_parameters"
-"""Attribute of a loaded model: names of parameters that post-processing changed, and of matrices
-that it derived from them."""
 
 NO_UPDATES = (
     "this engine takes policy versions from its run's object store only: weights written past its "
     "updater would be in no digest and under no version"
 )
+
+SET_SPECULATION = "etude_set_speculation"
+"""Method of vLLM's engine core, which may be in a process of its own."""
 
 _process = base_loader.process_weights_after_loading
 
@@ -48,7 +52,9 @@ def register() -> None:
     if current_platform.is_cpu():
         vllm._custom_ops._supports_onednn = False
         vllm.model_executor.layers.utils.check_cpu_sgl_kernel = _decline_sgl_kernel
+        rejection_sampler.expand_batch_to_tokens = expand_to_tokens
     base_loader.process_weights_after_loading = _process_and_compare
+    setattr(EngineCore, SET_SPECULATION, _set_speculation)
 
 
 def _has_attribute(value: object, name: str) -> bool:
@@ -71,6 +77,40 @@ def _attributes(value: object) -> Mapping[str, object]:
 def _decline_sgl_kernel(*_: object) -> bool:
     """Decline: processors with AMX tiles pack small bfloat16 linears otherwise."""
     return False
+
+
+def _set_speculation(core: EngineCore, tokens: int) -> None:
+    """Set the number of guessed tokens between two forward passes; 0 for none.
+
+    The table is vLLM's own: guessed tokens by the number of running requests.
+    """
+    table = core.scheduler.dynamic_sd_lookup
+    if table is not None:
+        table[:] = [tokens] * len(table)
+
+
+def expand_to_tokens(
+    x: torch.Tensor,
+    cu_num_tokens: torch.Tensor,
+    num_tokens: int,
+    replace_from: int = 0,
+    replace_to: int = 0,
+) -> torch.Tensor:
+    """Repeat the value of each request for its guessed tokens.
+
+    On CPUs vLLM 0.32 writes the values into a copy cast to integers, and returns memory without
+    any: temperatures of guessed tokens were arbitrary.
+
+    Args:
+        x: value of each request, such as its temperature.
+        cu_num_tokens: guessed tokens of the requests up to and with each.
+        num_tokens: of all requests.
+        replace_from: a value that is replaced.
+        replace_to: what by.
+    """
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).to(torch.int64)
+    values = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
+    return values.repeat_interleave(counts, output_size=num_tokens)
 
 
 def _process_and_compare(model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - vLLM's signature

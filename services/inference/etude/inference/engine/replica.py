@@ -28,8 +28,9 @@ from etude.inference.engine.interface import (
     SampleRequest,
     TokenChunk,
 )
-from etude.inference.engine.plugin import BACKEND
+from etude.inference.engine.plugin import BACKEND, SET_SPECULATION
 from etude.inference.engine.prefix_cache import PrefixCacheSalts
+from etude.inference.engine.speculation import EngineCounts, Speculating, read_registry
 from etude.inference.settings import EngineOptions
 from etude.inference.swap.coordinator import SwapCoordinator
 from etude.inference.swap.forward_gate import ForwardGate
@@ -95,7 +96,7 @@ class VllmRanks(Ranks):
         return answers
 
 
-class Replica(PolicyEngine, ForwardGate):
+class Replica(PolicyEngine, ForwardGate, Speculating):
     """PolicyEngine on vLLM."""
 
     def __init__(self, llm: _GatedLLM, options: EngineOptions) -> None:
@@ -212,6 +213,16 @@ class Replica(PolicyEngine, ForwardGate):
             await self.llm.engine_core.resume_scheduler_async()
         self._gate.set()
 
+    @override
+    async def set_speculation(self, *, is_on: bool) -> None:
+        tokens = self.options.engine.speculative_tokens if is_on else 0
+        with _vllm_errors():
+            await self.llm.engine_core.call_utility_async(SET_SPECULATION, tokens)
+
+    @override
+    def read_counts(self) -> EngineCounts:
+        return read_registry()
+
     def shutdown(self) -> None:
         """Stop forward passes and free the model."""
         self.llm.shutdown()
@@ -287,6 +298,9 @@ def engine_args(options: EngineOptions) -> Mapping[str, Any]:
         "seed": secrets.randbelow(2**31),
     }
     common |= engine_arguments.read_settings(options.engine)
+    common |= engine_arguments.read_speculation(
+        options.engine, options.model, max_requests=options.max_concurrent
+    )
     common |= engine_arguments.read_positions(options.model, options.context_extension)
     if options.gpus == 0:
         return common | {

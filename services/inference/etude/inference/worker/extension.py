@@ -7,6 +7,7 @@ import torch
 from etude.common.weights.replicas.live_weights import LiveWeights
 from etude.common.weights.tensors.schema import Schema
 from etude.inference.worker.device.live_weights import DeviceLiveWeights
+from etude.inference.worker.drafted_model import DraftedModel
 from etude.inference.worker.rank import Rank
 from etude.inference.worker.reloaded_weights import ReloadedWeights
 from etude.inference.worker.weight_map import Load, build_weight_map
@@ -30,6 +31,9 @@ class WeightWorker:
         loads: bool,  # noqa: FBT001 - as Rank calls it
     ) -> LiveWeights | DeviceLiveWeights:
         model = self.model_runner.get_model()
+        drafter = getattr(self.model_runner, "drafter", None)
+        if isinstance(getattr(drafter, "model", None), torch.nn.Module):
+            model = DraftedModel(model, drafter.model)
         return open_live(model, model.load_weights, schema, uses_loader=loads)
 
 

@@ -39,6 +39,9 @@ class EngineSettings(Model):
     quantization: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     """Method of quantisation in vLLM's words. One that repacks the weights is refused when the
     engine starts, as policy versions could not be written into them."""
+    speculative_tokens: Annotated[int, Field(ge=0, le=1)] = 0
+    """Tokens that the model's head of multi-token prediction guesses ahead; 0 turns it off. Sampled
+    tokens have the same distribution. A model without a head is refused when the engine starts."""
     engine_args: Annotated[dict[str, JsonValue], Field(max_length=64)] = Field(default_factory=dict)
     """Further arguments of vLLM's AsyncEngineArgs by name, checked when the engine starts."""
 
