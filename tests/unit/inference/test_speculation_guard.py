@@ -11,7 +11,7 @@ from etude.inference.engine.speculation import (
     EngineCounts,
     Speculating,
     SpeculationGuard,
-    Window,
+    SpeedSample,
     pays,
     speedup,
 )
@@ -69,8 +69,8 @@ async def test_an_idle_engine_keeps_its_guesses_and_is_tried_again() -> None:
 
 def test_the_speedup_is_of_rates_over_all_windows() -> None:
     fast, slow = (
-        Window(is_on=True, tokens=300, seconds=2.0),
-        Window(is_on=False, tokens=100, seconds=1),
+        SpeedSample(is_on=True, tokens=300, seconds=2.0),
+        SpeedSample(is_on=False, tokens=100, seconds=1),
     )
     windows = [fast, slow, fast]
     assert speedup(windows) == pytest.approx(1.5)

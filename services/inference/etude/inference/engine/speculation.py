@@ -17,7 +17,7 @@ HOLD_S = 1_800.0
 """Time between two trials: heads and load change."""
 
 
-class Window(NamedTuple):
+class SpeedSample(NamedTuple):
     """Measurement of an engine that was busy from end to end."""
 
     is_on: bool
@@ -43,7 +43,7 @@ class Speculating(Protocol):
     def read_counts(self) -> EngineCounts: ...
 
 
-def speedup(windows: Sequence[Window]) -> float | None:
+def speedup(windows: Sequence[SpeedSample]) -> float | None:
     """Rate with guesses over the rate without; None without tokens in both."""
     rates = []
     for is_on in (True, False):
@@ -89,7 +89,7 @@ class SpeculationGuard:
             await self._switch(is_on=pays(found))
             await asyncio.sleep(self.hold_s if found is not None else self.window_s)
 
-    async def measure(self) -> list[Window]:
+    async def measure(self) -> list[SpeedSample]:
         """Measure one trial; no windows if the engine was idle meanwhile."""
         windows = []
         for is_on in ORDER:
@@ -100,7 +100,7 @@ class SpeculationGuard:
             windows.append(window)
         return windows
 
-    async def _measure_window(self, *, is_on: bool) -> Window | None:
+    async def _measure_window(self, *, is_on: bool) -> SpeedSample | None:
         loop = asyncio.get_running_loop()
         started, first = loop.time(), self.engine.read_counts()
         last = first
@@ -109,7 +109,7 @@ class SpeculationGuard:
                 return None
             await asyncio.sleep(self.window_s / self.polls)
             last = self.engine.read_counts()
-        return Window(is_on, last.tokens - first.tokens, loop.time() - started)
+        return SpeedSample(is_on, last.tokens - first.tokens, loop.time() - started)
 
     async def _switch(self, *, is_on: bool) -> None:
         await self.engine.set_speculation(is_on=is_on)
