@@ -102,7 +102,8 @@ def train(model: Path, export: Path, *, steps: int, seed: int, mtp: bool) -> dic
     for _ in range(steps):
         starts = rng.integers(0, pages.size - LENGTH, SEQUENCES)
         batch = [
-            SupervisedSequence(pages[s : s + LENGTH], np.ones(LENGTH, np.float32)) for s in starts
+            SupervisedSequence(token_ids=pages[s : s + LENGTH], weights=np.ones(LENGTH, np.float32))
+            for s in starts
         ]
         result = learner.supervised_step(batch)
         last = {"loss": result.loss, **result.extra}
@@ -193,7 +194,7 @@ def summarise(runs: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, float]:
     """Figures over all runs of both ways."""
 
     def total(guesses: int, temperature: str, key: str) -> float:
-        return sum(found[temperature][key] for each, found in runs if each == guesses)
+        return sum(float(found[temperature][key]) for each, found in runs if each == guesses)
 
     tokens = PROMPTS * ANSWER_TOKENS * len(ORDER) / 2
     greedy = {guesses: found["0.0"]["tokens"] for guesses, found in runs}

@@ -16,7 +16,9 @@ from etude.inference.engine.speculation import (
     speedup,
 )
 
-FAST = {"window_s": 0.02, "hold_s": 60.0, "polls": 2}
+
+def guard_of(engine: "Engine") -> SpeculationGuard:
+    return SpeculationGuard(engine=engine, window_s=0.02, hold_s=60.0, polls=2)
 
 
 @dataclass
@@ -43,7 +45,7 @@ class Engine(Speculating):
 
 async def settle(engine: Engine) -> None:
     """Let the guard finish its first trial."""
-    task = asyncio.create_task(SpeculationGuard(engine=engine, **FAST).watch(), name="guard")
+    task = asyncio.create_task(guard_of(engine).watch(), name="guard")
     async with asyncio.timeout(30):
         while len(engine.switches) < 5:  # noqa: ASYNC110 - the guard has no event
             await asyncio.sleep(0.01)
@@ -61,7 +63,7 @@ async def test_the_faster_way_stays_on(with_guesses: float, stays_on: bool) -> N
 
 async def test_an_idle_engine_keeps_its_guesses_and_is_tried_again() -> None:
     engine = Engine(10.0, without=100.0, running=0.0)
-    assert await SpeculationGuard(engine=engine, **FAST).measure() == []
+    assert await guard_of(engine).measure() == []
     assert pays(speedup([]))
     await settle(engine)
     assert all(engine.switches)

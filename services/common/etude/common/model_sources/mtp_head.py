@@ -65,7 +65,7 @@ def add_mtp_head(source: Path, folder: Path) -> list[str]:
     total += sum(tensor.num_bytes for tensor in head)
     index = {"metadata": {"total_size": total}, "weight_map": where}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    changed = config | {"architectures": [ARCHITECTURE], "num_nextn_predict_layers": 1}
+    changed = dict(config) | {"architectures": [ARCHITECTURE], "num_nextn_predict_layers": 1}
     # Last: without it the folder is no model.
     (folder / "config.json").write_text(json.dumps(changed, indent=2, sort_keys=True) + "\n")
     return [tensor.name for tensor in head]

@@ -31,9 +31,9 @@ class WeightWorker:
         loads: bool,  # noqa: FBT001 - as Rank calls it
     ) -> LiveWeights | DeviceLiveWeights:
         model = self.model_runner.get_model()
-        drafter = getattr(self.model_runner, "drafter", None)
-        if isinstance(getattr(drafter, "model", None), torch.nn.Module):
-            model = DraftedModel(model, drafter.model)
+        draft = getattr(getattr(self.model_runner, "drafter", None), "model", None)
+        if isinstance(draft, torch.nn.Module):
+            model = DraftedModel(model, draft)
         return open_live(model, model.load_weights, schema, uses_loader=loads)
 
 
