@@ -549,15 +549,23 @@ class ToolResult(_message.Message):
     omitted_bytes: int
     def __init__(self, call_id: _Optional[str] = ..., content: _Optional[bytes] = ..., is_error: _Optional[bool] = ..., error: _Optional[_Union[ToolErrorKind, str]] = ..., wall_ms: _Optional[int] = ..., cpu_ms: _Optional[int] = ..., omitted_bytes: _Optional[int] = ...) -> None: ...
 
+class KnownCalls(_message.Message):
+    __slots__ = ("call_ids",)
+    CALL_IDS_FIELD_NUMBER: _ClassVar[int]
+    call_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, call_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class RunTurnRequest(_message.Message):
-    __slots__ = ("lease_id", "agent_token", "calls")
+    __slots__ = ("lease_id", "agent_token", "calls", "known_calls")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     AGENT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_CALLS_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     agent_token: str
     calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
-    def __init__(self, lease_id: _Optional[str] = ..., agent_token: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ...) -> None: ...
+    known_calls: KnownCalls
+    def __init__(self, lease_id: _Optional[str] = ..., agent_token: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., known_calls: _Optional[_Union[KnownCalls, _Mapping]] = ...) -> None: ...
 
 class RunTurnResponse(_message.Message):
     __slots__ = ("results",)

@@ -41,18 +41,20 @@ class JournalOpen(_message.Message):
     def __init__(self, run_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., previous_epoch: _Optional[int] = ..., previous_sequence: _Optional[int] = ..., config_digest: _Optional[str] = ..., branch: _Optional[_Union[JournalBranch, _Mapping]] = ...) -> None: ...
 
 class JournalAdmit(_message.Message):
-    __slots__ = ("group_id", "phase", "position", "task_id", "seed")
+    __slots__ = ("group_id", "phase", "position", "task_id", "seed", "serving")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     phase: str
     position: int
     task_id: str
     seed: int
-    def __init__(self, group_id: _Optional[str] = ..., phase: _Optional[str] = ..., position: _Optional[int] = ..., task_id: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
+    serving: int
+    def __init__(self, group_id: _Optional[str] = ..., phase: _Optional[str] = ..., position: _Optional[int] = ..., task_id: _Optional[str] = ..., seed: _Optional[int] = ..., serving: _Optional[int] = ...) -> None: ...
 
 class JournalRollout(_message.Message):
     __slots__ = ("rollout", "reward")
