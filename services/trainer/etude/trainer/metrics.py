@@ -38,6 +38,12 @@ STARTS = Counter(
     "Rollouts by start: forked from a group's set-up, set up separately, or without a set-up.",
     ["start"],
 )
+RESUMES = Counter(
+    "etude_rollout_resumes_total",
+    "Rollouts that lost their worker or an attempt: continued in their environments, replayed in"
+    " others, or redrawn; by cause.",
+    ["resume", "cause"],
+)
 COMPLETIONS = Counter(
     "etude_rollout_completions_total",
     "Completions, by whether an engine's end interrupted them.",

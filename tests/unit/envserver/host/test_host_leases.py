@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.common.errors import ForbiddenError
+from etude.common.errors import ForbiddenError, WrongStateError
 from etude.envserver.drivers.in_memory import MemoryDriver
 from etude.envserver.host import launch_source
 from etude.envserver.host.environment import LeasedEnvironment
@@ -158,6 +158,20 @@ async def test_a_successor_continues_the_leases_and_their_results(
     assert await said(environment, test) == ["1 passed"]
     assert len((await environment.diff()).written) == 1
     assert await node.find("b").diff() == environments_pb2.WorkspaceDiff()
+
+
+async def test_a_client_that_has_missed_a_call_is_refused(
+    make_node: MakeNode, order: Order
+) -> None:
+    environment = await opened(make_node(), order)
+    await environment.run_turn([call("1", "search_replace", **FIX)])
+    test = call("2", "run_terminal", command="pytest -q")
+    assert len(await environment.run_turn([test], known=["1", "2"])) == 1
+    with pytest.raises(WrongStateError, match="call '2' ran too"):
+        await environment.run_turn([call("3", "search_replace", **FIX)], known=["1", "3"])
+    with pytest.raises(WrongStateError):
+        await environment.run_turn([], known=["1"])
+    assert not await environment.run_turn([], known=["1", "2"])
 
 
 async def test_a_turn_that_was_cut_off_without_a_trace_is_run_again(

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,12 +27,8 @@ from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.host import workspace_change
 from etude.envserver.host.access_history import AccessHistory
 from etude.envserver.host.controller_access import ControllerPrograms
-from etude.envserver.host.leases.call_results import (
-    CallResults,
-    call_digest,
-    exec_result,
-    truncate_results,
-)
+from etude.envserver.host.leases import call_results
+from etude.envserver.host.leases.call_results import CallResults, Digests, KnownIds
 from etude.envserver.host.leases.lease_fields import is_same_token
 from etude.envserver.host.leases.preemption import refuse_preempted
 from etude.envserver.host.leases.records import CALLS, CallHistory, CallLog, LeaseRecord
@@ -195,24 +191,27 @@ class LeasedEnvironment:
         return True
 
     async def run_turn(
-        self, calls: Sequence[environments_pb2.ToolCall]
+        self, calls: Sequence[environments_pb2.ToolCall], known: KnownIds = None
     ) -> list[environments_pb2.ToolResult]:
         """Results in call order; a call that has a result already is not run again.
 
         Raises:
+            WrongStateError: a call ran that is not among those known.
             InvalidFieldError: a call without an id, or two with the same.
             ReusedIdError: an id came with another call before.
             UnknownIdError: the lease ended meanwhile.
             CancelledError: the caller is gone; the turn goes on.
         """
-        digests = {call.call_id: call_digest(call) for call in calls}
+        digests = {call.call_id: call_results.call_digest(call) for call in calls}
         if len(digests) < len(calls) or "" in digests:
             raise InvalidFieldError("calls", "each call needs an id of its own")
         if len(calls) > MAX_CALLS:
             raise InvalidFieldError("calls", f"{len(calls)} in one turn, more than {MAX_CALLS}")
         self.check_open()
         # The turn runs to its end even if the caller is gone: a retry finds its results.
-        task = asyncio.create_task(self._run_turn(calls, digests), name=f"turn {self.lease_id}")
+        task = asyncio.create_task(
+            self._run_turn(calls, digests, known), name=f"turn {self.lease_id}"
+        )
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         try:
@@ -308,19 +307,18 @@ class LeasedEnvironment:
         return UnknownIdError(f"lease {self.lease_id} has ended")
 
     async def _run_turn(
-        self, calls: Sequence[environments_pb2.ToolCall], digests: Mapping[str, str]
+        self, calls: Sequence[environments_pb2.ToolCall], digests: Digests, known: KnownIds
     ) -> list[environments_pb2.ToolResult]:
         async with self.turn:
             self.check_ready()
-            self._results.check(digests)
-            fresh = [call for call in calls if not self._results.has(call.call_id)]
-            if fresh:
+            self._results.check(digests, known)
+            if fresh := [call for call in calls if not self._results.has(call.call_id)]:
                 with crossing(SandboxError, f"lease {self.lease_id}"):
                     await self._run_fresh(fresh, digests)
             return self._results.of(calls)
 
     async def _run_fresh(
-        self, calls: Sequence[environments_pb2.ToolCall], digests: Mapping[str, str]
+        self, calls: Sequence[environments_pb2.ToolCall], digests: Digests
     ) -> None:
         await self.make_workspace()
         if not self._sandbox.is_intact:
@@ -347,7 +345,7 @@ class LeasedEnvironment:
             messages.to_result_message(call.call_id, outcome)
             for call, outcome in zip(calls, outcomes, strict=True)
         ]
-        response = environments_pb2.RunTurnResponse(results=truncate_results(results))
+        response = environments_pb2.RunTurnResponse(results=call_results.truncate_results(results))
         fresh = {call.call_id: digests[call.call_id] for call in calls}
         self._results.add(response.results, fresh)
         if changes:
@@ -397,4 +395,4 @@ class LeasedEnvironment:
             outcome = await self.cache.get(f"{scope} {before} {timeout_s} {key}", compute)
         else:
             outcome, _ = await compute()
-        return exec_result(self._accesses.add(outcome))
+        return call_results.exec_result(self._accesses.add(outcome))

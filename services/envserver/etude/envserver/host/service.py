@@ -90,7 +90,8 @@ class HostService(environments_pb2_grpc.EnvNodeServiceServicer):
         environment.check_agent(request.agent_token)
         await hold_preempted(environment.record.held)
         started_ns = time.time_ns()
-        results = await environment.run_turn(request.calls)
+        known = request.known_calls.call_ids if request.HasField("known_calls") else None
+        results = await environment.run_turn(request.calls, known)
         with telemetry.continue_trace(context.invocation_metadata()):
             for call, result in zip(request.calls, results, strict=True):
                 _record_call(call, result, started_ns, environment.toolset.tools.keys())

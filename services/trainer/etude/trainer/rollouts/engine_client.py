@@ -38,6 +38,8 @@ class EngineSampler(Sampler):
     """Tokens that end a turn."""
     outage: OutageBudget
     timeout_s: float
+    attempt: str = ""
+    """Part of the ids of its calls: an engine may still run those of a worker that died."""
     purpose: Purpose = Purpose.TRAINING
     counts: CompletionCounts = field(default_factory=CompletionCounts)
     _calls: int = field(default=0)
@@ -79,7 +81,7 @@ class EngineSampler(Sampler):
         """
         key = self._next_key(len(request.prompt_token_ids))
         # An engine may still know the id of a call that broke.
-        request.request_id = f"{self.rollout_id}/{key.call}"
+        request.request_id = f"{self.rollout_id}/{self.attempt}{key.call}"
         choice = self.router.choose(key)
         if choice is None:
             async with self.outage.count_outage("engines"):

@@ -1,7 +1,7 @@
 """Failover of environments: a lost one is replaced by a new lease, and its calls are replayed.
 
-The worker keeps the call log, which thus outlives the sandbox host; a worker that dies loses the
-rollout's tokens as well, and the rollout restarts anyway. A new lease starts from the initial
+The worker keeps the call log, which thus outlives the sandbox host, and records it for a worker
+that replaces this one. A new lease starts from the initial
 files, and is set up as the lost one was. Calls that may have side effects are replayed turn by
 turn and must return their earlier results; calls that only read are answered from the log.
 """
@@ -9,6 +9,7 @@ turn and must return their earlier results; calls that only read are answered fr
 import logging
 import math
 import time
+import uuid
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from etude.trainer.rollouts.leases import Leases
 from etude.trainer.rollouts.outage import OutageBudget
 from etude.trainer.rollouts.sandbox_client import EnvironmentLostError, SandboxClient
 from etude.trainer.rollouts.snapshot_client import SnapshotClient
+from etude.trainer.rollouts.trajectories.recorded_rollout import RecordedRollout
+from etude.trainer.rollouts.trajectories.recorder import RolloutRecorder
 from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)
@@ -87,6 +90,8 @@ class FailoverEnvironment(RolloutEnvironment):
     log: CallLog
     outage: OutageBudget
     current: SandboxClient
+    recorder: RolloutRecorder | None = None
+    """Of the rollout; None if it is not recorded."""
     tally: FailoverCounts = field(default_factory=FailoverCounts)
     _number: int = 0
     _lost: EnvironmentLostError | None = None
@@ -104,9 +109,12 @@ class FailoverEnvironment(RolloutEnvironment):
         fresh = [call for call in calls if call.call_id not in known]
         if fresh:
             self._unanswered = fresh
+            started_s = time.monotonic()
             outcomes = await self._with_failover(lambda: self.current.run(fresh))
             self._unanswered = ()
             self.log.add(fresh, outcomes)
+            if self.recorder is not None:
+                self.recorder.add_results(fresh, outcomes, time.monotonic() - started_s)
             known |= {call.call_id: each for call, each in zip(fresh, outcomes, strict=True)}
         return [known[call.call_id] for call in calls]
 
@@ -119,6 +127,35 @@ class FailoverEnvironment(RolloutEnvironment):
             return await self.current.diff()
 
         return await self._with_failover(work)
+
+    async def snapshot_end(self) -> str:
+        """Snapshot the end state, processes included; return the snapshot's id."""
+        states = self.source.states(self.lease)
+        answer = await states.snapshot(f"end-{uuid.uuid4().hex}", with_memory=True)
+        return answer.snapshot_id
+
+    def own_s(self, started_s: float) -> float:
+        """Time that counts toward the limit of the rollout, that of earlier attempts included."""
+        if self.recorder is not None:
+            return self.recorder.active_s
+        return time.monotonic() - started_s - self.outage.lost_s
+
+    def load_calls(self, rollout: RecordedRollout) -> None:
+        """Log the calls of a rollout that goes on, in its environment or in another."""
+        for calls, outcomes in rollout.answered_turns():
+            self.log.add(calls, outcomes)
+        if rollout.lease is not None:
+            self.current.known = {
+                call.call_id for calls, _ in rollout.answered_turns() for call in calls
+            }
+
+    async def rebuild(self) -> int:
+        """Replay the logged calls in an environment that was set up; return their number.
+
+        Raises:
+            DivergedError: one had another result.
+        """
+        return await self._with_failover(self._replay_calls)
 
     async def _with_failover(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Run work on the environment, with failover after each loss.
@@ -157,6 +194,7 @@ class FailoverEnvironment(RolloutEnvironment):
         await self._lease_replacement(cause, until_s)
         await self.source.set_up(self.lease)
         self._record_event(cause, await self._replay_calls())
+        self.tally.recovered += 1
 
     async def _lease_replacement(self, cause: EnvironmentLostError, until_s: float) -> None:
         """Lease an environment with the initial files.
@@ -172,6 +210,8 @@ class FailoverEnvironment(RolloutEnvironment):
             lease, failure = launch.lease, launch.failure
             if lease is not None:
                 self.current = self.source.environment(lease)
+                if self.recorder is not None:
+                    self.recorder.move(lease)
         if lease is None:
             raise UnavailableError(f"{cause}; no replacement was available: {failure}") from cause
 
@@ -182,7 +222,6 @@ class FailoverEnvironment(RolloutEnvironment):
             outcomes = await self.current.run([logged.call for logged in turn])
             replay.check_replay(turn, outcomes)
         num_calls = sum(map(len, turns))
-        self.tally.recovered += 1
         self.tally.replayed += num_calls
         return num_calls
 

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +14,7 @@ from etude.agent.chat import ChatFormat
 from etude.agent.replay import CallLog, DivergedError
 from etude.agent.rollout import RolloutLimits, RolloutTask, run_rollout
 from etude.agent.toolsets import Toolset
-from etude.agent.trajectory import RolloutEnding, Trajectory
+from etude.agent.trajectory import Trajectory
 from etude.agent.turns import PlatformFaultError
 from etude.common.errors import EtudeError, UnavailableError
 from etude.trainer.rollouts.client_pool import ClientPool
@@ -30,12 +29,15 @@ from etude.trainer.rollouts.environments import GroupEnvironments, RolloutEnviro
 from etude.trainer.rollouts.failover import FailoverCounts, FailoverEnvironment
 from etude.trainer.rollouts.group_start import GroupSnapshot, GroupStart
 from etude.trainer.rollouts.leases import LaunchResult, RolloutSlots
-from etude.trainer.rollouts.outage import OutageBudget
+from etude.trainer.rollouts.outage import OutageBudget, was_cut_off
 from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
 from etude.trainer.rollouts.sandbox_client import ChangeTooLargeError, EnvironmentLostError
 from etude.trainer.rollouts.snapshot_client import fork_request
 from etude.trainer.rollouts.task_setup import SetupFailedError
 from etude.trainer.rollouts.task_steps import StepContent, StepProgress, check_changes
+from etude.trainer.rollouts.trajectories.history import GroupHistory
+from etude.trainer.rollouts.trajectories.recorder import RecordedSampler
+from etude.trainer.rollouts.trajectories.resume_counts import Resume
 from etude.trainer.routing.router import Router
 from etude.trainer.seeding import derive_seed
 from etude.v1 import environments_pb2, rollout_pb2
@@ -71,6 +73,8 @@ class GroupRunner:
     router: Router
     start: GroupStart
     """What the rollouts start from."""
+    history: GroupHistory
+    """What earlier workers recorded."""
     upcoming: asyncio.Semaphore
     """Bounds the groups of a worker that are prepared and wait for slots."""
     saves_end_state: bool = False
@@ -90,6 +94,7 @@ class GroupRunner:
     async def run(self, instruction: str) -> list[rollout_pb2.Rollout]:
         """Run all rollouts of the request; those that the platform lost carry a fault."""
         self._instruction = instruction
+        await self.history.load(map(self._rollout_id, self.order.indices))
         async with self._tasks:
             waiting = list(self.order.indices)
             async with self.upcoming:
@@ -111,8 +116,13 @@ class GroupRunner:
         return self.order.rollout_id(index)
 
     async def _launch(self, indices: Sequence[int], *, attempt: int) -> None:
-        """Lease environments for some siblings, and start each as its own becomes ready."""
-        left = list(indices)
+        """Start each of some siblings as an environment for it becomes ready."""
+        left = [index for index in indices if not await self._take_over(index, attempt)]
+        if left:
+            await self._lease(left, attempt)
+
+    async def _lease(self, left: list[int], attempt: int) -> None:
+        """Lease environments for siblings that have none."""
         try:
             snapshot = await self.start.snapshot()
             while snapshot is not None and left:
@@ -129,6 +139,14 @@ class GroupRunner:
         except EtudeError as error:
             for index in left:
                 self._start_attempt(index, LaunchResult(0, None, str(error)), None, attempt)
+
+    async def _take_over(self, index: int, attempt: int) -> bool:
+        """Go on in the environment of an earlier worker; False if there is none."""
+        leases = self.environments.leases
+        lease = await self.history.take_over(self._rollout_id(index), leases)
+        if lease is not None:
+            self._start_attempt(index, LaunchResult(0, lease, ""), None, attempt)
+        return lease is not None
 
     async def _fork(
         self, indices: Sequence[int], snapshot: GroupSnapshot, attempt: int
@@ -215,7 +233,7 @@ class GroupRunner:
     ) -> FailoverEnvironment:
         outage = OutageBudget(self.config.outage_s)
         source = RolloutEnvironments(self.environments, index, attempt, outage, self.start.setup)
-        return FailoverEnvironment(
+        environment = FailoverEnvironment(
             leases=self.environments.leases,
             source=source,
             log=CallLog(self.tools.tools),
@@ -223,6 +241,13 @@ class GroupRunner:
             current=source.environment(lease),
             tally=self.tally,
         )
+        # Endpoints give no tokens, and what a task's step left is not recorded.
+        if isinstance(self.chat, ChatFormat) and not self.steps:
+            environment.recorder = self.history.recorder(
+                self._rollout_id(index), index, attempt=attempt, lost_s=lambda: outage.lost_s
+            )
+            environment.load_calls(environment.recorder.rollout)
+        return environment
 
     async def _roll_out(
         self, index: int, environment: FailoverEnvironment, snapshot: GroupSnapshot | None
@@ -240,13 +265,16 @@ class GroupRunner:
                     "etude.lease.id": environment.lease.lease_id,
                 }
             )
+            fault: Exception | None = None
             try:
                 await self._set_up(environment, snapshot)
                 rollout = await self._run(index, environment)
                 if snapshot is not None and not self.saves_end_state:
                     rollout.snapshot_id = snapshot.snapshot_id
             except _FAULTS as error:
-                rollout = lost_rollout(str(error))
+                fault, rollout = error, lost_rollout(str(error))
+            if rollout.fault and environment.recorder is not None:
+                self.history.keep(environment.recorder, fault)
             span.set_attribute("etude.ending", rollout_pb2.Ending.Name(rollout.ending))
             span.set_attribute("etude.policy.min", rollout.oldest.number)
             span.set_attribute("etude.policy.max", rollout.newest.number)
@@ -259,12 +287,28 @@ class GroupRunner:
     async def _set_up(
         self, environment: FailoverEnvironment, snapshot: GroupSnapshot | None
     ) -> None:
-        """Set up an environment that is no fork of one that was.
+        """Set up an environment that is no fork of one that was, and repeat recorded calls in it.
 
         Raises:
             SetupFailedError: a command failed.
+            DivergedError: a repeated call had another result.
             AioRpcError: the host refuses, or went away.
         """
+        if environment.current.known is None:
+            await self._prepare(environment, snapshot)
+        recorder = environment.recorder
+        if recorder is not None:
+            if recorder.num_carried:
+                is_taken = environment.current.known is not None
+                resume = Resume.CONTINUED if is_taken else Resume.REPLAYED
+                if not is_taken:
+                    await environment.rebuild()
+                self.history.count_resume(recorder, resume)
+            recorder.start(environment.lease)
+
+    async def _prepare(
+        self, environment: FailoverEnvironment, snapshot: GroupSnapshot | None
+    ) -> None:
         counts = self.start.counts
         if snapshot is not None:
             counts.forked += 1
@@ -280,8 +324,8 @@ class GroupRunner:
         await progress.begin_first()
         started = time.monotonic()
         trajectory = await self._sample(index, environment, progress)
-        own_s = time.monotonic() - started - outage.lost_s
-        if _was_cut_off(trajectory, is_late=own_s >= limits.timeout_seconds):
+        is_late = environment.own_s(started) >= limits.timeout_seconds
+        if was_cut_off(trajectory, is_late=is_late):
             return lost_rollout(
                 f"stopped after waiting {outage.lost_s:.0f} s for engines or sandbox hosts"
             )
@@ -296,7 +340,7 @@ class GroupRunner:
             rollout.ClearField("steps")
             return rollout
         if self.saves_end_state:
-            rollout.snapshot_id = await self._snapshot_end(environment)
+            rollout.snapshot_id = await environment.snapshot_end()
         return rollout
 
     async def _sample(
@@ -304,11 +348,13 @@ class GroupRunner:
     ) -> Trajectory:
         """The policy's work in the environment."""
         order, outage, limits = self.order, environment.outage, self.order.limits
+        recorder = environment.recorder
+        used_s = 0.0 if recorder is None else recorder.active_s
         bounds = RolloutLimits(
             max_turns=limits.max_turns,
             max_turn_tokens=limits.max_turn_tokens,
             max_tokens=limits.max_tokens,
-            timeout_s=limits.timeout_seconds,
+            timeout_s=max(0.0, limits.timeout_seconds - used_s),
         )
         task = RolloutTask(
             instruction=self._instruction,
@@ -331,9 +377,10 @@ class GroupRunner:
             timeout_s=self.environments.call_s,
             purpose=order.purpose,
             counts=self.completions,
+            attempt=recorder.call_prefix if recorder is not None else "",
         )
-        return await run_rollout(
-            sampler,
+        trajectory = await run_rollout(
+            sampler if recorder is None else RecordedSampler(sampler, recorder),
             environment,
             self.chat,
             self.tools,
@@ -341,20 +388,9 @@ class GroupRunner:
             task,
             paused_s=lambda: outage.lost_s,
         )
-
-    async def _snapshot_end(self, environment: FailoverEnvironment) -> str:
-        """Snapshot the end state, processes included; return the snapshot's id."""
-        states = environment.source.states(environment.lease)
-        answer = await states.snapshot(f"end-{uuid.uuid4().hex}", with_memory=True)
-        return answer.snapshot_id
-
-
-def _was_cut_off(trajectory: Trajectory, *, is_late: bool) -> bool:
-    """True if the platform, not the policy, caused the time limit, or nothing was sampled."""
-    is_empty = not trajectory.costs.turns
-    if trajectory.ending is not RolloutEnding.TIME_LIMIT:
-        return is_empty
-    return not is_late or is_empty
+        if recorder is not None:
+            recorder.add_earlier_costs(trajectory.costs)
+        return trajectory
 
 
 def lost_rollout(fault: str) -> rollout_pb2.Rollout:

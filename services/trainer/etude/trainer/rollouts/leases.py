@@ -98,6 +98,11 @@ class Leases:
         failure = answer.failure
         return LaunchResult(answer.index, None, f"{failure.reason}: {failure.message}")
 
+    async def take_over(self, lease_id: str) -> bool:
+        """Hold a lease that another worker got; False if it is gone."""
+        self._held.add(lease_id)
+        return not await self.is_gone(lease_id)
+
     async def announce(self, request: environments_pb2.PrepareGroupRequest) -> None:
         """Tell the broker that a group starts soon; a broker that does not answer places it later.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from etude.agent.trajectory import RolloutEnding, Trajectory
 from etude.common.errors import UnavailableError
 
 RETRY_S = 0.5
@@ -84,3 +85,11 @@ class OutageBudget:
         lost_s = time.monotonic() - attempt.since_s
         self.lost_s += lost_s
         self.stalled_s = lost_s + (0.0 if attempt.has_progress else self.stalled_s)
+
+
+def was_cut_off(trajectory: Trajectory, *, is_late: bool) -> bool:
+    """True if the platform, not the policy, caused the time limit, or nothing was sampled."""
+    is_empty = not trajectory.costs.turns
+    if trajectory.ending is not RolloutEnding.TIME_LIMIT:
+        return is_empty
+    return not is_late or is_empty

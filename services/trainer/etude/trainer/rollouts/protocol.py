@@ -10,6 +10,7 @@ from etude.common.api.storage import Storage
 from etude.common.errors import UnavailableError
 from etude.trainer.rollouts.completion_counts import CompletionCounts
 from etude.trainer.rollouts.endpoint_policy import ChatEndpoint
+from etude.trainer.rollouts.trajectories.resume_counts import ResumeCounts
 from etude.trainer.routing.table import Purpose, RoutingTable
 from etude.v1 import environments_pb2
 
@@ -41,6 +42,12 @@ class GroupRequest:
     """The engines at the time of the request; later changes come by `update_routing`."""
     draws: tuple[int, ...] = ()
     """Number of earlier draws of each sibling of the group; empty if none was redrawn."""
+    epoch: int = 0
+    """Of the controller that sends the request."""
+    dispatch: int = 0
+    """How often it was sent before, to workers that died."""
+    is_continued: bool = False
+    """True if an earlier worker may have recorded turns of its rollouts."""
     share: int | None = None
     """The worker's share of limits.max_concurrent; all of it unless set."""
     trace: tuple[tuple[str, str], ...] = ()
@@ -101,6 +108,8 @@ class GroupResult(NamedTuple):
     """Set-ups and starts, read only."""
     completions: CompletionCounts = CompletionCounts()
     """Completions of all rollouts, read only."""
+    resumes: ResumeCounts = ResumeCounts()
+    """Rollouts that lost their worker or an attempt, read only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,8 @@ class SandboxClient(RolloutEnvironment):
     holding: LeaseHolder
     outage: OutageBudget
     timeout_s: float
+    known: set[str] | None = None
+    """Ids of all calls in the lease, if another worker had it before: any more are a loss."""
 
     @override
     async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolOutcome]:
@@ -70,6 +72,9 @@ class SandboxClient(RolloutEnvironment):
             agent_token=self.lease.agent_token,
             calls=[messages.to_call_message(call) for call in calls],
         )
+        if self.known is not None:
+            self.known.update(call.call_id for call in calls)
+            request.known_calls.call_ids.extend(sorted(self.known))
 
         async def ask() -> Sequence[ToolOutcome]:
             answer = await self.node.RunTurn(
@@ -86,6 +91,8 @@ class SandboxClient(RolloutEnvironment):
         Raises:
             ChangeTooLargeError: it is larger than the pool allows, or than can be scored.
         """
+        if self.known is not None:
+            await self.run(())
         request = environments_pb2.DiffRequest(
             lease_id=self.lease.lease_id, control_token=self.lease.control_token
         )
@@ -141,6 +148,9 @@ class SandboxClient(RolloutEnvironment):
     async def _is_lost(self, code: grpc.StatusCode) -> bool:
         if code is grpc.StatusCode.NOT_FOUND:
             return True
+        if code is grpc.StatusCode.FAILED_PRECONDITION:
+            # Its former worker ran calls that it did not record.
+            return self.known is not None
         return code in UNREACHABLE and await self.holding.is_gone(self.lease.lease_id)
 
     def _lost(self, why: str) -> EnvironmentLostError:

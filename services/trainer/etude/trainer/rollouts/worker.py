@@ -28,6 +28,7 @@ from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, WorkerCon
 from etude.trainer.rollouts.scoring import Scorer
 from etude.trainer.rollouts.task_setup import TaskSetup
 from etude.trainer.rollouts.task_steps import StepContent
+from etude.trainer.rollouts.trajectories.worker_trajectories import WorkerTrajectories
 from etude.trainer.routing.router import Router
 from etude.trainer.routing.table import Loads, RoutingUpdate
 from etude.v1 import journal_pb2, rollout_pb2
@@ -56,6 +57,7 @@ class RolloutWorker:
         self._router = Router()
         self._upcoming = asyncio.Semaphore(UPCOMING_GROUPS)
         self._nonce = uuid.uuid4().hex[:12]
+        self._trajectories = WorkerTrajectories(config.run, config.storage)
 
     async def run_group(self, order: GroupRequest) -> GroupResult:
         """Run and score the siblings of a request; platform faults are retried, then masked."""
@@ -82,6 +84,7 @@ class RolloutWorker:
             router=self._router,
             start=start,
             upcoming=self._upcoming,
+            history=self._trajectories.history(order),
         )
         try:
             settings = await self._task_settings(order)
@@ -99,6 +102,7 @@ class RolloutWorker:
                 records = await self._score(order, await runner.run(instruction))
             finally:
                 await start.close()
+        runner.history.close(map(order.rollout_id, order.indices))
         return GroupResult(
             records=tuple(record.SerializeToString() for record in records),
             retried=runner.retried,
@@ -109,6 +113,7 @@ class RolloutWorker:
             replayed=runner.tally.replayed,
             starts=start.counts,
             completions=runner.completions,
+            resumes=runner.history.counts,
         )
 
     async def _score(
@@ -194,6 +199,7 @@ class RolloutWorker:
     async def close(self) -> None:
         """Release leases, close channels, and send the last trace spans."""
         await self._clients.close()
+        await self._trajectories.close()
         if isinstance(self._chat, EndpointClient):
             self._chat.close()
         await asyncio.to_thread(self._traces.shutdown)

@@ -1,13 +1,13 @@
 """Results of a lease's calls, kept for clients that retry."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from blake3 import blake3
 
 from etude.agent.workspace import ExecResult
-from etude.common.errors import ReusedIdError
+from etude.common.errors import ReusedIdError, WrongStateError
 from etude.envserver.drivers.base import CommandOutcome
 from etude.v1 import environments_pb2
 
@@ -15,6 +15,11 @@ MAX_TURN_BYTES = 3 << 20
 """Size of one turn's results; a message of the wire carries 4 MiB."""
 MAX_STORED_BYTES = 4 << 20
 """Oldest results are dropped first, the newest turn's never."""
+
+Digests = Mapping[str, str]
+"""Digest by id of a call."""
+KnownIds = Collection[str] | None
+"""Ids of all calls that a client knows of; None if it does not say."""
 
 
 @dataclass(slots=True)
@@ -25,12 +30,16 @@ class CallResults:
     _digests: dict[str, str] = field(default_factory=dict)
     _num_bytes: int = 0
 
-    def check(self, digests: Mapping[str, str]) -> None:
-        """Reject calls whose ids were used for other calls.
+    def check(self, digests: Digests, known: KnownIds = None) -> None:
+        """Reject calls whose ids were used for other calls, and clients that have missed calls.
 
         Raises:
             ReusedIdError: an id was.
+            WrongStateError: a call ran that is not among those known.
         """
+        missed = set() if known is None else self._digests.keys() - set(known)
+        if missed:
+            raise WrongStateError(f"call {min(missed)!r} ran too, which the client does not know")
         for call_id, digest in digests.items():
             if self._digests.get(call_id, digest) != digest:
                 raise ReusedIdError(f"call {call_id!r} was another call before")
@@ -47,12 +56,10 @@ class CallResults:
         """All results that are kept, the oldest first."""
         return environments_pb2.RunTurnResponse(results=self._kept.values())
 
-    def digests(self) -> Mapping[str, str]:
+    def digests(self) -> Digests:
         return dict(self._digests)
 
-    def add(
-        self, results: Sequence[environments_pb2.ToolResult], digests: Mapping[str, str]
-    ) -> None:
+    def add(self, results: Sequence[environments_pb2.ToolResult], digests: Digests) -> None:
         """Keep the results of one turn."""
         self._digests.update(digests)
         for result in results:

@@ -28,6 +28,7 @@ from etude.trainer.rollouts.protocol import (
 )
 from etude.trainer.rollouts.sandbox_client import ChangeTooLargeError
 from etude.trainer.rollouts.scoring import mask_rollout
+from etude.trainer.rollouts.trajectories.resume_counts import ResumeCounts
 from etude.v1 import journal_pb2, rollout_pb2
 
 log = logging.getLogger(__name__)
@@ -89,23 +90,31 @@ class RolloutDispatcher:
         _count_lost(result)
         _count_starts(result.starts)
         self._count_completions(result.completions)
+        _count_resumes(result.resumes)
         self.progress.mark_progress()
         self._report_environment(order.environment, result)
         return records
 
     async def _run_with_retries(self, order: GroupRequest) -> GroupResult:
-        for _ in range(WORKER_RETRIES):
+        for dispatch in range(WORKER_RETRIES):
             try:
-                return await self._run_once(order)
+                return await self._run_once(order, dispatch)
             except WorkerLostError as error:
                 self.reporter.record_event(
                     "WorkerLost", f"{order.group_id} is retried: {error}", warning=True
                 )
                 self.progress.figures.retried += len(order.indices)
-        return await self._run_once(order)
+        return await self._run_once(order, WORKER_RETRIES)
 
-    async def _run_once(self, order: GroupRequest) -> GroupResult:
-        return await self.workers.run(replace(order, routing=self.engines.routing_table()))
+    async def _run_once(self, order: GroupRequest, dispatch: int) -> GroupResult:
+        request = replace(
+            order,
+            routing=self.engines.routing_table(),
+            epoch=self.progress.epoch,
+            dispatch=dispatch,
+            is_continued=order.is_continued or dispatch > 0,
+        )
+        return await self.workers.run(request)
 
     async def _read_records(
         self, records: Sequence[bytes], order: GroupRequest
@@ -188,6 +197,11 @@ def _count_outcome(finished: journal_pb2.JournalRollout) -> None:
     is_large = finished.rollout.ending == rollout_pb2.ENDING_CHANGE_TOO_LARGE
     reason = ChangeTooLargeError.reason if is_large else reward.fault.reason
     metrics.ROLLOUTS.labels(state=outcome, reason=reason).inc()
+
+
+def _count_resumes(resumes: ResumeCounts) -> None:
+    for kind, count in resumes.counts.items():
+        metrics.RESUMES.labels(resume=kind.resume.value, cause=kind.cause.value).inc(count)
 
 
 def _count_lost(result: GroupResult) -> None:

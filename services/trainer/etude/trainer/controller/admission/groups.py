@@ -39,6 +39,8 @@ class RolloutGroup:
     """Times that this controller drew all of its rollouts again, because they were slow."""
     penalties: Mapping[str, float] = field(default_factory=dict)
     """Subtracted from the reward in its batch, by id of the rollout."""
+    admitted: int | None = None
+    """Oldest position that engines served when it was admitted; None in older journals."""
     serving: int | None = None
     """Oldest position that engines served when its rollouts started; unset while none runs."""
     _oldest: dict[int, VersionId] = field(default_factory=dict)

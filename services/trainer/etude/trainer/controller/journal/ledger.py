@@ -296,4 +296,5 @@ def _new_group(body: journal_pb2.JournalAdmit, sequence: int) -> RolloutGroup:
         task_id=body.task_id,
         seed=body.seed,
         sequence=sequence,
+        admitted=body.serving if body.HasField("serving") else None,
     )

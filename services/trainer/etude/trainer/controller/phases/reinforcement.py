@@ -253,7 +253,7 @@ class ReinforcementPhase:
                 group.group_id in self.run.book.ledger.live
                 and group.group_id not in self._in_flight
             ):
-                self._launch(group)
+                self._launch(group, is_continued=True)
 
     def _admit(self) -> None:
         """Start new groups."""
@@ -300,17 +300,22 @@ class ReinforcementPhase:
             position=position,
             task_id=self.order.task_at(position).task_id,
             seed=derive_seed(self.phase.seed, "group", position),
+            serving=self._serving_position,
         )
         self.run.book.write(journal_pb2.JournalRecord(admit=body))
         return ledger.live[body.group_id]
 
-    def _launch(self, group: RolloutGroup) -> None:
+    def _launch(self, group: RolloutGroup, *, is_continued: bool = False) -> None:
         group.serving = self._serving_position
+        if is_continued and group.admitted is not None:
+            # Turns that an earlier worker recorded are as old as the group.
+            group.serving = min(group.serving, group.admitted)
+        running = self._run_group(group, is_continued=is_continued)
         self._buffer.note_change(group.group_id)
-        task = self._tasks.create_task(self._run_group(group), name=group.group_id)
+        task = self._tasks.create_task(running, name=group.group_id)
         self._in_flight[group.group_id] = task
 
-    async def _run_group(self, group: RolloutGroup) -> None:
+    async def _run_group(self, group: RolloutGroup, *, is_continued: bool) -> None:
         task = self.order.task_at(group.position)
         order = GroupRequest(
             group_id=group.group_id,
@@ -322,6 +327,7 @@ class ReinforcementPhase:
             seed=group.seed,
             temperature=1.0,
             limits=self.limits,
+            is_continued=is_continued,
         )
         records = await self.run.dispatcher.run_group(order)
         for record in records:

@@ -1,0 +1,138 @@
+"""History of a group: the recorded turns of its rollouts, and how each goes on from there."""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from etude.agent.replay import DivergedError
+from etude.common.errors import StoreError
+from etude.trainer.rollouts.trajectories.log import TrajectoryLog
+from etude.trainer.rollouts.trajectories.reader import TrajectoryReader
+from etude.trainer.rollouts.trajectories.recorded_rollout import Place, RecordedRollout
+from etude.trainer.rollouts.trajectories.recorder import RolloutRecorder
+from etude.trainer.rollouts.trajectories.resume_counts import Resume, ResumeCause, ResumeCounts
+from etude.v1 import environments_pb2
+
+log = logging.getLogger(__name__)
+
+
+class Dispatch(Protocol):
+    """A request for a group, as far as its history needs it."""
+
+    @property
+    def group_id(self) -> str:
+        """Id of the group."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the controller."""
+        ...
+
+    @property
+    def dispatch(self) -> int:
+        """Workers that the controller had sent it to before."""
+        ...
+
+    @property
+    def is_continued(self) -> bool:
+        """True if turns may be recorded."""
+        ...
+
+
+class LeaseTaker(Protocol):
+    """Holder of leases that may take over those of others."""
+
+    async def take_over(self, lease_id: str) -> bool:
+        """Hold a lease; False if it is gone."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupHistory:
+    """Recorded rollouts of one group, by id."""
+
+    order: Dispatch
+    log: TrajectoryLog
+    reader: TrajectoryReader
+    counts: ResumeCounts = field(default_factory=ResumeCounts)
+    _past: dict[str, RecordedRollout] = field(default_factory=dict)
+
+    async def load(self, rollout_ids: Iterable[str]) -> None:
+        """Read what earlier workers recorded, if there may be any."""
+        if not self.order.is_continued:
+            return
+        try:
+            found = await self.reader.read_group(self.order.group_id)
+        except StoreError as error:
+            log.warning("rollouts of %s begin again: %s", self.order.group_id, error)
+            found = {}
+        for rollout_id in rollout_ids:
+            past = found.get(rollout_id)
+            if past is None or not past.turns:
+                self.counts.add_redrawn(ResumeCause.UNRECORDED, 0)
+            else:
+                self._past[rollout_id] = past
+
+    async def take_over(self, rollout_id: str, leases: LeaseTaker) -> environments_pb2.Lease | None:
+        """The environment of a rollout that goes on, if it is still there."""
+        past = self._past.get(rollout_id)
+        if past is None or past.lease is None:
+            return None
+        if await leases.take_over(past.lease.lease_id):
+            return past.lease
+        past.lease = None
+        return None
+
+    def recorder(
+        self, rollout_id: str, index: int, *, attempt: int, lost_s: Callable[[], float]
+    ) -> RolloutRecorder:
+        """Recorder of an attempt, which goes on from what was recorded."""
+        return RolloutRecorder(
+            log=self.log,
+            rollout_id=rollout_id,
+            group_id=self.order.group_id,
+            index=index,
+            place=Place(self.order.epoch, self.order.dispatch, attempt),
+            rollout=self._past.pop(rollout_id, RecordedRollout()),
+            lost_s=lost_s,
+            is_continued=self.order.is_continued or attempt > 0,
+        )
+
+    def count_resume(self, recorder: RolloutRecorder, resume: Resume) -> None:
+        """Count a rollout that goes on."""
+        self.counts.add(resume, self._cause(recorder.place.attempt))
+
+    def keep(self, recorder: RolloutRecorder, error: Exception | None) -> None:
+        """Keep the turns of an attempt that ended with a fault, for the next one.
+
+        Args:
+            recorder: of the attempt.
+            error: that ended it, if one did.
+        """
+        rollout = recorder.rollout
+        if is_divergence(error):
+            self.counts.add_redrawn(ResumeCause.DIVERGED, rollout.num_tokens)
+        elif rollout.turns:
+            rollout.lease = None
+            self._past[recorder.rollout_id] = rollout
+
+    def _cause(self, attempt: int) -> ResumeCause:
+        if attempt:
+            return ResumeCause.FAULT
+        return ResumeCause.WORKER if self.order.dispatch else ResumeCause.CONTROLLER
+
+    def close(self, rollout_ids: Iterable[str]) -> None:
+        """Let the records of rollouts go that are handed in."""
+        for rollout_id in rollout_ids:
+            self.log.note_end(rollout_id)
+
+
+def is_divergence(error: BaseException | None) -> bool:
+    """True if repeated calls or prompts differed from those recorded."""
+    while error is not None:
+        if isinstance(error, DivergedError):
+            return True
+        error = error.__cause__
+    return False
