@@ -32,6 +32,10 @@ def enumerate_exactly(*, seed: int) -> dict[str, float]:
         "gradient of half the log-ratio penalty (k2) against the divergence's": max(
             _gradient_error(*each, _k2_loss) for each in policies
         ),
+        "gradient of k1 of a sequence against the divergence of sequences": max(
+            _sequence_error(draw(VOCABULARY), draw(VOCABULARY, VOCABULARY), generator)
+            for _ in range(20)
+        ),
         "best of K against all subsets": _best_of_k_error(generator),
     }
     # Neither is offered as a loss, and this is why.
@@ -83,6 +87,28 @@ def _gradient_error(logits: Tensor, reference: Tensor, loss: Loss) -> float:
     policy = trained.log_softmax(0)
     (exact,) = torch.autograd.grad((policy.exp() * (policy - reference)).sum(), trained)
     return float((_mean_gradient(logits, reference, loss) - exact).abs().max() / exact.abs().max())
+
+
+def _sequence_error(first: Tensor, second: Tensor, generator: torch.Generator) -> float:
+    """Two steps, the second given the first: the sum of k1 in the reward of both tokens."""
+    reference = torch.randn(VOCABULARY**2, generator=generator, dtype=torch.float64)
+    reference = reference.log_softmax(0).reshape(VOCABULARY, VOCABULARY)
+    trained = first.clone().requires_grad_(), second.clone().requires_grad_()
+    steps = trained[0].log_softmax(0)[:, None], trained[1].log_softmax(1)
+    policy = steps[0] + steps[1]
+    exact = torch.autograd.grad(
+        (policy.exp() * (policy - reference)).sum(), trained, retain_graph=True
+    )
+    # Both tokens of a sequence have its advantage.
+    advantages = -losses.kl_penalty(policy, reference, coefficient=1.0)
+    surrogates = [
+        losses.policy_gradient(step, anchor=step.detach(), advantages=advantages).values
+        for step in steps
+    ]
+    mean = (policy.detach().exp() * sum(surrogates)).sum()
+    found = torch.autograd.grad(mean, trained)
+    size = max(float(each.abs().max()) for each in exact)
+    return max(float((a - b).abs().max()) for a, b in zip(found, exact, strict=True)) / size
 
 
 def _best_of_k_error(generator: torch.Generator) -> float:

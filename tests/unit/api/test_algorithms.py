@@ -96,3 +96,19 @@ def test_bounds_that_do_not_fit_the_correction_are_refused(
 def test_every_fault_is_named_at_once() -> None:
     with pytest.raises(ValueError, match=r"klCoefficient: -1 .*; .*clipLow: -1 "):
         check_algorithm("DrGRPO", {"clipLow": -1, "klCoefficient": -1})
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"klCoefficient": 0.1, "klCredit": "K3Loss"}, {"klLoss": "k3"}, {"klEstimator": "k3"}],
+)
+def test_a_divergence_as_a_loss_is_refused_with_the_reason(
+    parameters: dict[str, JsonValue],
+) -> None:
+    with pytest.raises(ValueError, match="k3 one of wrong size and direction"):
+        check_algorithm("DrGRPO", parameters)
+
+
+def test_a_credit_of_no_divergence_is_refused() -> None:
+    with pytest.raises(ValueError, match="klCredit is ignored with klCoefficient 0"):
+        check_algorithm("GSPO", {"klCredit": "Sequence"})

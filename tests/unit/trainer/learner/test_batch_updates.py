@@ -268,6 +268,47 @@ def test_every_parameter_changes_the_update(
     assert len(digests) == 2
 
 
+def test_the_divergence_of_a_rollout_is_subtracted_from_its_reward_before_the_mean() -> None:
+    chosen = algorithm("DrGRPO", klCoefficient=0.5, klCredit="Sequence")
+    batch = links()
+    rows = policy_rows(batch, chosen).rows
+    policy = load_policy(MODEL, seed=5)
+    found, mean = scorer(policy, chosen, max_tokens=20).penalise(
+        rows, batch, lambda microbatch: torch.full_like(microbatch.weights, -5.0)
+    )
+    logprobs = scorer(policy, chosen).score_rows(rows)
+    sums = np.zeros(4)
+    for row, values in zip(rows, logprobs, strict=True):
+        sums[row.rollout] += float((values + 5.0).sum())
+    rewards = batch.rewards - 0.5 * sums
+    expected = rewards - rewards.reshape(2, 2).mean(1).repeat(2)
+    for row in found:
+        assert row.advantages == pytest.approx(expected[row.rollout], abs=1e-4)
+    assert mean == pytest.approx(sums.sum() / sum(v.size for v in logprobs), abs=1e-5)
+
+
+def test_credit_by_rollout_and_by_token_are_different_updates_from_the_same_divergence(
+    build: Build,
+) -> None:
+    results = []
+    for credit in ("Token", "Sequence"):
+        learner = build(klCoefficient=0.1, klCredit=credit)
+        learner.policy_step(links())
+        results.append(learner.policy_step(links()))
+    first, second = (result.extra["reference_kl"] for result in results)
+    assert first != 0
+    assert second != 0
+    assert results[0].weight_digest != results[1].weight_digest
+
+
+def test_a_rollout_without_advantage_is_pulled_to_the_reference_with_its_siblings() -> None:
+    batch = links()
+    same = replace(batch, groups=np.zeros(4, dtype=np.int64), rewards=np.array([0.0, 0.5, 1, 0.5]))
+    for parameters, rollouts in (({}, {0, 2}), ({"klCoefficient": 0.1}, {0, 1, 2, 3})):
+        rows = policy_rows(same, algorithm("DrGRPO", **parameters)).rows
+        assert {row.rollout for row in rows} == rollouts
+
+
 def test_masked_rollouts_and_the_effective_sample_size_are_reported(build: Build) -> None:
     correction = {"kind": "SequenceMaskTIS", "low": 0.999, "high": 1.001}
     result = build(correction=correction).policy_step(links())

@@ -37,7 +37,12 @@ from etude.trainer.learner.phase import PhaseManager, PhasePosition, PhaseState
 from etude.trainer.learner.proximal import RowScorer
 from etude.trainer.learner.rows import TrainingRow
 from etude.trainer.learner.sequence_packing import build_packing
-from etude.trainer.learner.step_figures import combine_updates, complete_result, score_filtered
+from etude.trainer.learner.step_figures import (
+    build_policy_result,
+    combine_updates,
+    complete_result,
+    score_filtered,
+)
 from etude.trainer.model import activation_checkpointing, fsdp, tensor_bits
 from etude.trainer.model.parameters import local_shard
 from etude.trainer.model.policy import load_policy
@@ -156,19 +161,33 @@ class Learner:
         algorithm = self._algorithm_of(state)
         trained = rows.policy_rows(batch, algorithm)
         reference = None if state.reference is None else reference_scorer(state.reference)
-        objective = PolicyObjective(algorithm=algorithm, reference=reference)
+        is_in_reward = algorithm.parameters.kl_credit == "Sequence"
+        objective = PolicyObjective(
+            algorithm=algorithm, reference=None if is_in_reward else reference
+        )
         scorer = RowScorer(
             policy=self.policy, algorithm=algorithm, losses=self._losses, ranks=self._ranks
         )
         # Before the updates: the figures are of the weights that they start from.
         sampled = score_filtered(trained.filtered_rows, objective, scorer=scorer, seed=state.step)
-        loss, update = self._update_from(trained.rows, objective, scorer)
-        counts = {
+        counts: dict[str, float] = {
             "removed_tokens": trained.removed,
             "filtered_rollouts": trained.filtered,
             "filtered_tokens_scored": sampled,
         }
-        result = self._policy_result(loss, update, trained.rows, objective, started, counts)
+        if is_in_reward and reference is not None and trained.rows:
+            penalised, counts["reference_kl"] = scorer.penalise(trained.rows, batch, reference)
+            trained = trained._replace(rows=penalised)
+        loss, update = self._update_from(trained.rows, objective, scorer)
+        trained_tokens = sum(row.places.size for row in trained.rows)
+        result = build_policy_result(
+            loss,
+            update,
+            objective.summary(self._ranks, trained_tokens=trained_tokens) | counts,
+            trained=trained.rows,
+            weight_digest=self.digest(),
+            seconds=time.perf_counter() - started,
+        )
         return self._complete(result, update, trained.rows)
 
     def _update_from(
@@ -215,35 +234,6 @@ class Learner:
         if state.algorithm is None:
             raise WrongStateError(f"phase {state.phase.name} has no algorithm")
         return state.algorithm
-
-    def _policy_result(
-        self,
-        loss: float,
-        update: Update,
-        trained: Sequence[TrainingRow],
-        objective: PolicyObjective,
-        started: float,
-        counts: Mapping[str, float],
-    ) -> StepResult:
-        """Figures of a policy step, of time.perf_counter() at its start; collective."""
-        trained_tokens = sum(row.places.size for row in trained)
-        figures = objective.summary(self._ranks, trained_tokens=trained_tokens)
-        return StepResult(
-            loss=loss,
-            grad_norm=update.grad_norm,
-            tokens=sum(row.token_ids.size for row in trained),
-            trained_tokens=trained_tokens,
-            learning_rate=update.learning_rate,
-            entropy=figures.pop("entropy"),
-            mismatch_mean=figures.pop("mismatch"),
-            mismatch_max=figures.pop("mismatch_max"),
-            mismatch_current=figures.pop("mismatch_current", None),
-            current_tokens=int(figures.pop("current_tokens")),
-            clip_fraction=figures.pop("clipped"),
-            weight_digest=self.digest(),
-            seconds=time.perf_counter() - started,
-            extra=figures | dict(counts),
-        )
 
     def _complete(
         self, result: StepResult, update: Update, trained: Sequence[TrainingRow]

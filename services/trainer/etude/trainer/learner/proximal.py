@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from etude.trainer.algorithms.base import AlgorithmSteps
-from etude.trainer.learner.batches import Floats
+from etude.trainer.learner.batches import Floats, PolicyBatch
 from etude.trainer.learner.divergence import Losses
-from etude.trainer.learner.rows import TrainingRow
+from etude.trainer.learner.objective import Objective, Reference
+from etude.trainer.learner.rows import TrainingRow, penalise_rollouts
 from etude.trainer.learner.sequence_packing import Microbatch
 from etude.trainer.model.fsdp import RankGroup, reshard_parameters
 from etude.trainer.model.output_head import TokenScores
@@ -92,9 +94,36 @@ class RowScorer:
             replace(row, sequence_log_ratio=mean) for row, mean in zip(rows, means, strict=True)
         ]
 
-    @torch.no_grad()
     def score_rows(self, rows: Sequence[TrainingRow]) -> list[Floats]:
         """Log-probs of the trained tokens of each row by the present weights."""
+        return self._record(rows, lambda scores, _: scores.logprobs)
+
+    def penalise(
+        self, rows: Sequence[TrainingRow], batch: PolicyBatch, reference: Reference
+    ) -> tuple[list[TrainingRow], float]:
+        """Subtract the divergence of each rollout from its reward, and compare rewards again.
+
+        Args:
+            rows: of whole groups, at least one.
+            batch: they are of.
+            reference: scores tokens by the weights at the start of the phase.
+
+        Returns:
+            The rows with new advantages, and the mean log-ratio of a token.
+        """
+        log_ratio = self._record(rows, lambda scores, batch: scores.logprobs - reference(batch))
+        sums: NDArray[np.float64] = np.bincount(
+            [row.rollout for row in rows],
+            weights=[float(values.sum(dtype=np.float64)) for values in log_ratio],
+            minlength=len(batch.rewards),
+        ).astype(np.float64)
+        penalties = self.algorithm.parameters.kl_coefficient * sums
+        mean = float(sums.sum()) / sum(values.size for values in log_ratio)
+        return penalise_rollouts(rows, batch, penalties, self.algorithm), mean
+
+    @torch.no_grad()
+    def _record(self, rows: Sequence[TrainingRow], value_of: Objective) -> list[Floats]:
+        """Record a value of each trained token of each row, in a pass without gradient."""
         ends = np.cumsum([row.places.size for row in rows])
         numbered = [
             replace(row, tokens=np.arange(end - row.places.size, end))
@@ -103,8 +132,9 @@ class RowScorer:
         found = torch.zeros(int(ends[-1]), dtype=torch.float32)
 
         def record(scores: TokenScores, microbatch: Microbatch) -> Tensor:
-            found[microbatch.tokens.cpu()] = scores.logprobs.float().cpu()
-            return scores.logprobs.sum()
+            values = value_of(scores, microbatch)
+            found[microbatch.tokens.cpu()] = values.float().cpu()
+            return values.sum()
 
         for _ in self.losses(numbered, record):  # each is one forward pass
             pass

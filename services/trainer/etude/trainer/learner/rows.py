@@ -108,7 +108,7 @@ def policy_rows(batch: PolicyBatch, algorithm: AlgorithmSteps) -> PolicyRows:
     weights = _update_weights(trained, updates, algorithm)
     kept = part.copy()
     if algorithm.parameters.group_filter == "NonZeroAdvantage":
-        kept &= values != 0
+        kept &= _has_signal(values, batch.groups, algorithm)
     rows: dict[bool, list[TrainingRow]] = {True: [], False: []}
     for sequence, own in zip(batch.sequences, places, strict=True):
         rollout = sequence.rollout
@@ -120,6 +120,44 @@ def policy_rows(batch: PolicyBatch, algorithm: AlgorithmSteps) -> PolicyRows:
     return PolicyRows(
         rows[True], rows[False], sampled - int(trained.sum()), int((part & ~kept).sum())
     )
+
+
+def _has_signal(
+    values: NDArray[np.float64], groups: NDArray[np.int64], algorithm: AlgorithmSteps
+) -> Bools:
+    """Select rollouts with a part in the loss: of an advantage, or in a group that has one. [R].
+
+    What else is in the loss acts on all siblings of a group alike.
+    """
+    parameters = algorithm.parameters
+    selected: Bools = values != 0
+    if parameters.kl_coefficient or parameters.log_ratio_penalty:
+        selected = np.isin(groups, groups[selected])
+    return selected
+
+
+def penalise_rollouts(
+    rows: Sequence[TrainingRow],
+    batch: PolicyBatch,
+    penalties: NDArray[np.float64],
+    algorithm: AlgorithmSteps,
+) -> list[TrainingRow]:
+    """Give rows the advantages of rewards from which penalties are subtracted.
+
+    Args:
+        rows: of whole groups.
+        batch: they are of.
+        penalties: of the rollouts of these rows; 0 for others. [R]
+        algorithm: of the phase.
+    """
+    if batch.advantages is None:
+        rewards = np.where(batch.valid, batch.rewards, 0.0) - penalties
+        values = algorithm.advantages(rewards, groups=batch.groups, valid=batch.valid)
+    else:
+        values = batch.advantages - penalties
+    return [
+        replace(row, advantages=np.full_like(row.advantages, values[row.rollout])) for row in rows
+    ]
 
 
 def assign_updates(groups: NDArray[np.int64], *, updates: int) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """Figures of a step: use of the hardware, and the result of a batch that was left out."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -93,6 +93,35 @@ def complete_result(
         clip_fraction=0.0,
         extra={},
         is_skipped=True,
+    )
+
+
+def build_policy_result(
+    loss: float,
+    update: Update,
+    figures: Mapping[str, float],
+    *,
+    trained: Sequence[TrainingRow],
+    weight_digest: str,
+    seconds: float,
+) -> StepResult:
+    """Build the result of a policy step from its rows, and from figures by name."""
+    extra = dict(figures)
+    return StepResult(
+        loss=loss,
+        grad_norm=update.grad_norm,
+        tokens=sum(row.token_ids.size for row in trained),
+        trained_tokens=sum(row.places.size for row in trained),
+        learning_rate=update.learning_rate,
+        entropy=extra.pop("entropy"),
+        mismatch_mean=extra.pop("mismatch"),
+        mismatch_max=extra.pop("mismatch_max"),
+        mismatch_current=extra.pop("mismatch_current", None),
+        current_tokens=int(extra.pop("current_tokens")),
+        clip_fraction=extra.pop("clipped"),
+        weight_digest=weight_digest,
+        seconds=seconds,
+        extra=extra,
     )
 
 

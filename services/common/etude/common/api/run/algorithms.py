@@ -4,9 +4,10 @@ import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
+    BeforeValidator,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
@@ -58,6 +59,22 @@ UpdatesPerBatch = Annotated[int, Field(ge=1, le=64)]
 Temperature = Annotated[float, Between(1e-2, 1e2)]
 
 
+NO_KL_LOSS = (
+    "a divergence is subtracted from the reward and never a loss of its own: as a loss k1 has a"
+    " gradient of mean 0, and k3 one of wrong size and direction"
+)
+"""Why there is no parameter for it; bench/oracles.py enumerates both."""
+
+
+def _check_credit(value: object) -> object:
+    if isinstance(value, str) and value not in get_args(KLCredit):
+        raise ValueError(f"{value!r} is not {' or '.join(get_args(KLCredit))}: {NO_KL_LOSS}")
+    return value
+
+
+KLCredit = Literal["Token", "Sequence"]
+
+
 class Correction(Model):
     """Correction of tokens that older weights, or other arithmetic, sampled.
 
@@ -97,7 +114,12 @@ class AlgorithmParameters(Model):
     all. With more than 1, log-probs are computed once more before the first update."""
     kl_coefficient: Annotated[float, Between(1e-9, 10, or_zero=True)] = 0.0
     """Weight of the divergence from the weights at the start of the phase, which is subtracted
-    from each token's advantage."""
+    from rewards or advantages, as klCredit says."""
+    kl_credit: Annotated[KLCredit, BeforeValidator(_check_credit)] = "Token"
+    """Token subtracts the log-ratio of each token from the token's own advantage, which has the
+    gradient of the divergence at each state. Sequence subtracts the sum over a rollout from its
+    reward, before the group mean: the gradient of the divergence of whole rollouts, with a variance
+    that grows with their length."""
     opsm_delta: Annotated[float, Between(1e-4, 1e2)] | None = None
     """Off-policy sequence mask: a rollout of negative advantage is left out if its tokens are less
     likely by more than this, in nats on average, than where they were sampled. None unless set."""
@@ -116,6 +138,12 @@ class AlgorithmParameters(Model):
     def _sample_has_effect(self) -> Self:
         if "filtered_sample_tokens" in self.model_fields_set and self.group_filter == "None":
             raise ValueError("filteredSampleTokens is ignored with groupFilter None")
+        return self
+
+    @model_validator(mode="after")
+    def _credit_has_effect(self) -> Self:
+        if "kl_credit" in self.model_fields_set and not self.kl_coefficient:
+            raise ValueError("klCredit is ignored with klCoefficient 0")
         return self
 
     @property
@@ -324,5 +352,6 @@ def check_algorithm(
 def _sentence(name: str, known: Iterable[str], error: ErrorDetails) -> str:
     path = ".".join(("algorithm.parameters", *(str(part) for part in error["loc"])))
     if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
-        return f"{path}: {name} has no such parameter; it has {', '.join(known)}"
+        reason = f" ({NO_KL_LOSS})" if str(error["loc"][0]).lower().startswith("kl") else ""
+        return f"{path}: {name} has no such parameter{reason}; it has {', '.join(known)}"
     return f"{path}: {error['msg'].removeprefix('Value error, ')}"
