@@ -80,3 +80,19 @@ class GetEngineInfoResponse(_message.Message):
     max_concurrent: int
     http_port: int
     def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_concurrent: _Optional[int] = ..., http_port: _Optional[int] = ...) -> None: ...
+
+class GetEngineLoadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetEngineLoadResponse(_message.Message):
+    __slots__ = ("running", "waiting", "kv_cache_usage", "preemptions")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_USAGE_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    waiting: int
+    kv_cache_usage: float
+    preemptions: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., preemptions: _Optional[int] = ...) -> None: ...

@@ -45,6 +45,11 @@ class InferenceServiceStub:
                 request_serializer=etude_dot_v1_dot_inference__pb2.GetEngineInfoRequest.SerializeToString,
                 response_deserializer=etude_dot_v1_dot_inference__pb2.GetEngineInfoResponse.FromString,
                 _registered_method=True)
+        self.GetEngineLoad = channel.unary_unary(
+                '/etude.v1.InferenceService/GetEngineLoad',
+                request_serializer=etude_dot_v1_dot_inference__pb2.GetEngineLoadRequest.SerializeToString,
+                response_deserializer=etude_dot_v1_dot_inference__pb2.GetEngineLoadResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -65,6 +70,13 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetEngineLoad(self, request, context):
+        """GetEngineLoad answers from counters, and costs the engine nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +89,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.GetEngineInfo,
                     request_deserializer=etude_dot_v1_dot_inference__pb2.GetEngineInfoRequest.FromString,
                     response_serializer=etude_dot_v1_dot_inference__pb2.GetEngineInfoResponse.SerializeToString,
+            ),
+            'GetEngineLoad': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetEngineLoad,
+                    request_deserializer=etude_dot_v1_dot_inference__pb2.GetEngineLoadRequest.FromString,
+                    response_serializer=etude_dot_v1_dot_inference__pb2.GetEngineLoadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class InferenceService:
             '/etude.v1.InferenceService/GetEngineInfo',
             etude_dot_v1_dot_inference__pb2.GetEngineInfoRequest.SerializeToString,
             etude_dot_v1_dot_inference__pb2.GetEngineInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetEngineLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etude.v1.InferenceService/GetEngineLoad',
+            etude_dot_v1_dot_inference__pb2.GetEngineLoadRequest.SerializeToString,
+            etude_dot_v1_dot_inference__pb2.GetEngineLoadResponse.FromString,
             options,
             channel_credentials,
             insecure,

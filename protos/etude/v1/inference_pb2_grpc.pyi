@@ -37,6 +37,8 @@ class InferenceServiceStub:
     """Generate continues one prefix. Cancelling the call frees its slot at once."""
     GetEngineInfo: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetEngineInfoRequest, _inference_pb2.GetEngineInfoResponse]
     """GetEngineInfo answers once the engine is built."""
+    GetEngineLoad: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetEngineLoadRequest, _inference_pb2.GetEngineLoadResponse]
+    """GetEngineLoad answers from counters, and costs the engine nothing."""
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
@@ -47,6 +49,8 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Generate continues one prefix. Cancelling the call frees its slot at once."""
     GetEngineInfo: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetEngineInfoRequest, _inference_pb2.GetEngineInfoResponse]  # type: ignore[assignment]
     """GetEngineInfo answers once the engine is built."""
+    GetEngineLoad: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetEngineLoadRequest, _inference_pb2.GetEngineLoadResponse]  # type: ignore[assignment]
+    """GetEngineLoad answers from counters, and costs the engine nothing."""
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     """InferenceService samples from the policy, tokens in and tokens out."""
@@ -66,5 +70,13 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.GetEngineInfoResponse, _abc.Awaitable[_inference_pb2.GetEngineInfoResponse]]:
         """GetEngineInfo answers once the engine is built."""
+
+    @_abc_1.abstractmethod
+    def GetEngineLoad(
+        self,
+        request: _inference_pb2.GetEngineLoadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.GetEngineLoadResponse, _abc.Awaitable[_inference_pb2.GetEngineLoadResponse]]:
+        """GetEngineLoad answers from counters, and costs the engine nothing."""
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
