@@ -262,6 +262,8 @@ RLRUN = {
     "phases[].rollout.toolset": f"{TRAINER}.rollouts.worker limits",
     "phases[].rollout.toolFormat": f"{TRAINER}.rollouts.worker limits",
     "phases[].rollout.maxConcurrent": f"{TRAINER}.ray_backend limits",
+    "phases[].rollout.concurrency.min": f"{CONTROLLER}.publishing.concurrency",
+    "phases[].rollout.concurrency.max": f"{CONTROLLER}.publishing.concurrency",
     "phases[].rollout.maxTurns": f"{TRAINER}.rollouts.group_runner limits",
     "phases[].rollout.maxTurnTokens": f"{TRAINER}.rollouts.group_runner limits",
     "phases[].rollout.maxTokens": f"{TRAINER}.rollouts.group_runner limits",

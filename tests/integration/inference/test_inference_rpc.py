@@ -196,6 +196,12 @@ async def test_engine_info_says_what_fits(replica: Replica) -> None:
     assert (info.max_concurrent, info.http_port) == (4, 7011)
 
 
+async def test_an_engine_without_requests_has_no_load(replica: Replica) -> None:
+    request = inference_pb2.GetEngineLoadRequest()
+    load = await replica.inference.GetEngineLoad(request, timeout=DEADLINE_S)
+    assert (load.running, load.waiting) == (0, 0)
+
+
 async def test_a_commit_answers_with_the_live_version(replica: Replica) -> None:
     replica.publish(0)
     status = await replica.commit(0)

@@ -101,6 +101,16 @@ class PlayedEngine(inference_pb2_grpc.InferenceServiceServicer):
                 return
 
     @override
+    async def GetEngineLoad(
+        self,
+        request: inference_pb2.GetEngineLoadRequest,
+        context: grpc.aio.ServicerContext[
+            inference_pb2.GetEngineLoadRequest, inference_pb2.GetEngineLoadResponse
+        ],
+    ) -> inference_pb2.GetEngineLoadResponse:
+        return inference_pb2.GetEngineLoadResponse()
+
+    @override
     async def GetEngineInfo(
         self,
         request: inference_pb2.GetEngineInfoRequest,

@@ -15,6 +15,7 @@ from etude.common.errors import ReusedIdError, UnavailableError, WrongStateError
 from etude.common.tls import policy
 from etude.common.weights import VersionId
 from etude.inference.engine.interface import Finish, PolicyEngine, TokenChunk
+from etude.inference.engine.load import read_load
 from etude.inference.lending import LendingControl
 from etude.inference.serving import messages
 from etude.inference.serving.messages import policy_spans
@@ -89,6 +90,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             max_concurrent=info.max_concurrent,
             http_port=self.http_port,
         )
+
+    @override
+    async def GetEngineLoad(
+        self,
+        request: inference_pb2.GetEngineLoadRequest,
+        context: grpc.aio.ServicerContext[
+            inference_pb2.GetEngineLoadRequest, inference_pb2.GetEngineLoadResponse
+        ],
+    ) -> inference_pb2.GetEngineLoadResponse:
+        return read_load().to_proto()
 
     @contextlib.contextmanager
     def _admit(

@@ -20,6 +20,10 @@ TOKENS_PER_SECOND = Gauge(
 STEP = Gauge("etude_trainer_step", "Optimiser steps over all phases.")
 ROLLOUTS = Counter("etude_rollouts_total", "Rollouts by outcome.", ["state", "reason"])
 INFLIGHT = Gauge("etude_rollout_inflight", "Rollouts under way.", ["kind"])
+TOKEN_SLOTS = Gauge(
+    "etude_rollout_token_slots",
+    "Completions that rollouts may have open at once, by the load of the engines; 0 for no limit.",
+)
 ENVIRONMENTS = Counter(
     "etude_rollout_environments_total",
     "Environments lost under a rollout, by whether a replacement took over.",

@@ -289,7 +289,8 @@ class RayRollouts(RolloutWorkers):
         parts = split_evenly(order.limits.max_concurrent, len(self.workers))
         share, worker = min(zip(parts, self.workers, strict=False), key=lambda part: part[1].load)
         worker.load += len(order.indices)
-        reference = worker.actor.run_group.remote(replace(order, share=share))
+        order = replace(order, share=share, routing=self._part_of(order.routing, worker))
+        reference = worker.actor.run_group.remote(order)
         try:
             result: GroupResult = await reference
         except RayActorError as error:
@@ -314,9 +315,19 @@ class RayRollouts(RolloutWorkers):
     async def update_routing(self, table: RoutingTable) -> None:
         await asyncio.gather(*(self._update_worker(worker, table) for worker in self.workers))
 
+    def _part_of(self, table: RoutingTable, worker: _Worker) -> RoutingTable:
+        """The table with a worker's share of the token slots, one at least."""
+        if not table.token_slots:
+            return table
+        parts = [*split_evenly(table.token_slots, len(self.workers)), *([1] * len(self.workers))]
+        place = next(i for i, each in enumerate(self.workers) if each is worker)
+        return replace(table, token_slots=parts[place])
+
     async def _update_worker(self, worker: _Worker, table: RoutingTable) -> None:
         others = sum_loads(each.engine_loads for each in self.workers if each is not worker)
-        reference = worker.actor.update_routing.remote(RoutingUpdate(table, others))
+        reference = worker.actor.update_routing.remote(
+            RoutingUpdate(self._part_of(table, worker), others)
+        )
         try:
             worker.engine_loads = await asyncio.wait_for(reference, ROUTING_S)
         except (RayActorError, TimeoutError):

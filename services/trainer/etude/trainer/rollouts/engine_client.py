@@ -64,7 +64,9 @@ class EngineSampler(Sampler):
                 message_tokens=MESSAGE_TOKENS,
                 is_rollout=True,
             )
-            await self._sample_part(request, draft)
+            async with self.router.token_slots.hold() as waited_s:
+                self.outage.add_wait(waited_s)
+                await self._sample_part(request, draft)
         num_tokens = len(draft.token_ids)
         self.counts.add(num_tokens, is_interrupted=draft.num_calls > 1)
         self.router.note_completion(num_tokens)

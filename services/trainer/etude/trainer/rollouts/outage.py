@@ -34,7 +34,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class OutageBudget:
-    """Time that a rollout lost to unreachable services, which is not the policy's fault."""
+    """Time that a rollout lost to services that are away or busy: not the policy's fault."""
 
     limit_s: float
     """Longest time without any progress."""
@@ -78,6 +78,10 @@ class OutageBudget:
                 raise UnavailableError(f"{what}: {error}") from error
         else:
             self.stalled_s = 0.0
+
+    def add_wait(self, seconds: float) -> None:
+        """Count time for which the rollout had to wait for its turn."""
+        self.lost_s += seconds
 
     async def _add_lost_time(self, attempt: Attempt, *, has_substitute: bool) -> None:
         if not has_substitute:

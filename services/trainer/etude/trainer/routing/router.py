@@ -15,6 +15,7 @@ from etude.trainer.routing.table import (
     RoutingTable,
     RoutingUpdate,
 )
+from etude.trainer.routing.token_slots import TokenSlots
 from etude.trainer.seeding import derive_seed
 
 AVOID_S = 5.0
@@ -88,6 +89,7 @@ class Router:
     table: RoutingTable = field(default_factory=RoutingTable)
     mean_tokens: float = EXPECTED_TOKENS
     """Running mean of the lengths of completions."""
+    token_slots: TokenSlots = field(default_factory=TokenSlots)
     _usable: frozenset[str] = frozenset()
     _tallies: dict[str, EngineTally] = field(default_factory=dict)
     _other_loads: Loads = field(default_factory=dict)
@@ -97,6 +99,7 @@ class Router:
 
     def __post_init__(self) -> None:
         self._usable = self.table.usable()
+        self.token_slots.resize(self.table.token_slots)
 
     def update(self, update: RoutingUpdate) -> Loads:
         """Take an update of the controller; return this worker's own loads."""
@@ -109,6 +112,7 @@ class Router:
         if table.revision >= self.table.revision:
             self.table = table
             self._usable = table.usable()
+            self.token_slots.resize(table.token_slots)
 
     def is_leaving(self, target: str) -> bool:
         """True if running calls must leave an engine: it drains, or is not in the table."""

@@ -272,6 +272,25 @@ class AsyncLimits(Model):
     fewer long rollouts than the policy samples."""
 
 
+class Concurrency(Model):
+    """Bounds of the completions that rollouts have open at once."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.min <= self.max",
+            holds=lambda s: s.min <= s.max,
+            message="min must not be above max",
+            fix="lower min, or raise max",
+            field_path=".min",
+        ),
+    )
+
+    min: Annotated[int, Field(ge=1, le=65_536)] = 1
+    """Fewest, however busy the engines are."""
+    max: Annotated[int, Field(ge=1, le=65_536)]
+    """Most, with which the phase starts."""
+
+
 TOOLSET = rf"^(Standard|Compact|{extensions.NAME})$"
 
 
@@ -285,7 +304,7 @@ class RolloutPolicy(Model):
     """Form of tools and calls: Xml is described in the system prompt and works for any model;
     Native is the model's own, from its chat template, which must show tools."""
     max_concurrent: Annotated[int, Field(ge=1, le=65_536)] = 64
-    """Rollouts in flight."""
+    """Rollouts in flight, each with an environment."""
     max_turns: Annotated[int, Field(ge=1, le=1_024)] = 64
     """Turns of one rollout."""
     max_turn_tokens: Annotated[int, Field(ge=1, le=131_072)] = 4_096
@@ -303,6 +322,14 @@ class RolloutPolicy(Model):
     def max_trained_tokens(self) -> int:
         """Most tokens that a rollout can sample, and thus train."""
         return min(self.max_tokens, self.max_turns * self.max_turn_tokens)
+
+
+class TrainingRolloutPolicy(RolloutPolicy):
+    """Limits of one rollout of a phase, and of all of them together."""
+
+    concurrency: Concurrency | None = None
+    """Rollouts that sample at once: fewer while engines queue, are full or preempt, more while they
+    have room. One whose tools run does not count. Unset: no limit but maxConcurrent."""
 
 
 class Phase(Model):
@@ -346,7 +373,7 @@ class Phase(Model):
     """Feedback: where windows come from, and when one is trained."""
     async_limits: AsyncLimits | None = None
     """Reinforcement learning: Sync unless set."""
-    rollout: RolloutPolicy | None = None
+    rollout: TrainingRolloutPolicy | None = None
     """Reinforcement learning: limits of one rollout."""
     profile: StepProfile | None = None
     """Steps whose operations each learner rank writes to the run's store, as a Chrome trace:

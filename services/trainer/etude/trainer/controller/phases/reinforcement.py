@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from opentelemetry import trace
 
-from etude.common.api.run.phases import Algorithm, AsyncLimits, Phase, RolloutPolicy
+from etude.common.api.run.phases import Algorithm, AsyncLimits, Phase, TrainingRolloutPolicy
 from etude.trainer.controller.admission.buffer import RolloutBuffer
 from etude.trainer.controller.admission.dropping import (
     QuarantineFilter,
@@ -25,6 +25,7 @@ from etude.trainer.controller.phases.guards import MismatchGuard, check_faults
 from etude.trainer.controller.phases.slow_groups import SlowGroups
 from etude.trainer.controller.phases.step_accounting import StepAccounting, refuse_left_batches
 from etude.trainer.controller.progress import RunFailedError
+from etude.trainer.controller.publishing.concurrency import ConcurrencyControl
 from etude.trainer.controller.publishing.in_flight import ignore_change
 from etude.trainer.controller.reporting.rows import (
     Row,
@@ -49,7 +50,7 @@ class ReinforcementPhase:
     order: TaskOrder
     evaluator: Evaluator
     bound: StalenessBound = field(init=False)
-    limits: RolloutPolicy = field(init=False)
+    limits: TrainingRolloutPolicy = field(init=False)
     filter: QuarantineFilter = field(init=False)
     backlog: int = field(init=False)
     """Limit of versions in flight during a step."""
@@ -71,7 +72,7 @@ class ReinforcementPhase:
         # With the bound 0 no step can start before engines serve the last step's version.
         backlog = self.run.progress.resolved.spec.weights.advanced.backlog
         self.backlog = backlog if limits.max_staleness_versions else 0
-        self.limits = self.phase.rollout or RolloutPolicy()
+        self.limits = self.phase.rollout or TrainingRolloutPolicy()
         self.filter = self.run.quarantine_filter()
         self._accounting = StepAccounting(self.run, self.phase.name, self.bound)
         self._guard = MismatchGuard(self.run.progress)
@@ -107,6 +108,7 @@ class ReinforcementPhase:
             reporter=run.reporter,
         )
         async with self._tasks:
+            adapting = self._adapt_concurrency()
             try:
                 return await self._train_to_end()
             except (RunFailedError, NonFiniteLossError, NonFiniteWeightsError):
@@ -116,8 +118,17 @@ class ReinforcementPhase:
             finally:
                 run.publishing.queue.on_change = ignore_change
                 run.book.ledger.on_change = ignore_group
+                if adapting is not None:
+                    adapting.cancel()
                 for task in self._in_flight.values():
                     task.cancel()
+
+    def _adapt_concurrency(self) -> "asyncio.Task[None] | None":
+        """Let open completions follow the load of engines, if the phase says so."""
+        if self.limits.concurrency is None:
+            return None
+        control = ConcurrencyControl.of(self.run.publishing.engines, self.limits.concurrency)
+        return self._tasks.create_task(control.run(), name="concurrency")
 
     async def _train_to_end(self) -> bool:
         is_done = await self._steps()

@@ -59,6 +59,8 @@ class Engines:
     """Replicas that serve the newest activated version."""
     lent: LentEngines = field(default_factory=LentEngines)
     """Engines of routes, beside the run's own."""
+    token_slots: int = 0
+    """Completions that rollouts may have open at once; 0 for no limit."""
     last_pause_s: float = 0.0
     """Longest engine pause of the newest activation."""
     _replicas: dict[str, EngineWeightClient] = field(init=False)
@@ -103,11 +105,13 @@ class Engines:
             if target in self.rotation or target in self.expected
         )
         engines += tuple(self.lent.entries(self._newest))
-        if engines != self._table.engines:
+        known = self._table.engines, self._table.token_slots
+        if (engines, self.token_slots) != known:
             self._table = RoutingTable(
                 revision=self._table.revision + 1,
                 engines=engines,
                 evaluation=frozenset(self.targets[: self.num_for_evaluation]),
+                token_slots=self.token_slots,
             )
         return self._table
 
