@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.trainer.mtp_folder import write_mtp_config
 from transformers import LlamaConfig
 
 from etude.common.api.run.context_extension import ContextExtension
@@ -16,6 +17,7 @@ from etude.inference.engine.arguments import (
     read_parallelism,
     read_positions,
     read_settings,
+    read_speculation,
 )
 
 
@@ -99,11 +101,29 @@ def test_an_argument_that_a_field_sets_is_refused_with_the_field() -> None:
         check_arguments({"max_num_seqs": 9}, Arguments)
 
 
-def test_guesses_of_tokens_are_refused_as_their_logprobs_are_not_the_policys() -> None:
-    with pytest.raises(UserError, match=r"(?s)speculative_config is not set here.*remove it"):
+def test_drafts_that_no_version_updates_are_refused() -> None:
+    with pytest.raises(UserError, match=r"(?s)speculative_config is not set.*speculativeTokens"):
         check_arguments({"speculative_config": {"method": "ngram"}}, Arguments)
-    with pytest.raises(UserError, match=r"(?s)spec_method is not set here.*remove it"):
-        check_arguments({"spec_method": "ngram"}, Arguments)
+    with pytest.raises(UserError, match=r"(?s)spec_model is not set here.*remove it"):
+        check_arguments({"spec_model": "a-draft"}, Arguments)
+
+
+def test_the_policys_own_head_guesses_and_rejection_keeps_its_distribution(tmp_path: Path) -> None:
+    write_mtp_config(tmp_path)
+    found = read_speculation(settings(speculativeTokens=1), tmp_path, max_requests=8)
+    assert found["speculative_config"] == {
+        "method": "mtp",
+        "num_speculative_tokens": 1,
+        "rejection_sample_method": "standard",
+        "num_speculative_tokens_per_batch_size": [(1, 8, 1)],
+    }
+    assert read_speculation(settings(), tmp_path, max_requests=8) == {}
+
+
+def test_a_model_without_a_head_cannot_guess(tmp_path: Path) -> None:
+    LlamaConfig().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"(?s)llama has no head.*etude model add-head"):
+        read_speculation(settings(speculativeTokens=1), tmp_path, max_requests=8)
 
 
 def test_an_engine_has_the_positions_that_the_run_trains(tmp_path: Path) -> None:

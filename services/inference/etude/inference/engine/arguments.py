@@ -12,6 +12,7 @@ from transformers import AutoConfig
 from etude.common.api.run.context_extension import ContextExtension, extend_rope
 from etude.common.api.run.engine_settings import EngineSettings
 from etude.common.errors import Problem, UserError
+from etude.common.model_sources.mtp_head import ARCHITECTURE
 
 WHERE = "roles.inference.engine.engineArgs"
 
@@ -79,13 +80,14 @@ def read_speculation(settings: EngineSettings, model: Path, *, max_requests: int
     if not settings.speculative_tokens:
         return {}
     config = AutoConfig.from_pretrained(model, local_files_only=True)
-    if not getattr(config, "num_nextn_predict_layers", 0):
+    # vLLM has drafts of other architectures, whose heads no learner here trains or publishes.
+    if ARCHITECTURE not in (config.architectures or ()):
         raise UserError(
             Problem(
                 reason="EngineRefused",
                 what=f"{config.model_type} has no head of multi-token prediction to guess with",
                 where=f"roles.inference.engine.speculativeTokens ({model})",
-                fix="set 0, or give a model with num_nextn_predict_layers in its config.json",
+                fix="set 0, or add a head to a Qwen2 model: etude model add-head",
             )
         )
     # Of vLLM's methods of rejection this alone leaves the distribution as it is.
