@@ -31,6 +31,17 @@ def charts(rows: Sequence[Row]) -> list[Chart]:
     """The pictures that a run's rows can fill."""
     rl, supervised, evals = steps(rows, rl=True), steps(rows, rl=False), evaluations(rows)
     wanted = [*_policy_charts(rl, supervised, evals), *_system_charts(rl)]
+    wanted.append(
+        Chart(
+            name="mtp",
+            title="Does the head guess the policy's next token but one?",
+            unit="share of positions",
+            curves=(
+                curve(rl, "mtp_agreement", "sampled phases"),
+                curve(supervised, "mtp_agreement", "supervised phases"),
+            ),
+        )
+    )
     return [chart for chart in wanted if any(c.x for c in chart.curves)]
 
 

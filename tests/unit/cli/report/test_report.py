@@ -12,7 +12,14 @@ def test_a_run_is_drawn_and_its_rollouts_are_escaped(tmp_path: Path) -> None:
     record = FolderRecord(tmp_path)
     record.append(
         [
-            {"kind": "step", "phase": "sft", "step": 1, "time_s": 1.0, "loss": 2.0},
+            {
+                "kind": "step",
+                "phase": "sft",
+                "step": 1,
+                "time_s": 1.0,
+                "loss": 2.0,
+                "mtp_agreement": 0.5,
+            },
             {
                 "kind": "step",
                 "phase": "rl",
@@ -35,6 +42,7 @@ def test_a_run_is_drawn_and_its_rollouts_are_escaped(tmp_path: Path) -> None:
     assert HOSTILE not in text
     assert "&lt;script&gt;" in text
     assert (tmp_path / "report" / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "report" / "mtp.png").exists()
     assert "read_file" in text
 
 

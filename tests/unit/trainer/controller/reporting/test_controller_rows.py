@@ -1,5 +1,6 @@
 """Rows of metrics and rollouts."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -68,6 +69,13 @@ def test_a_step_row_has_speed_and_place() -> None:
     assert (row["kind"], row["phase"], row["step"], row["global_step"]) == ("step", "rl", 3, 103)
     assert row["tokens_per_second"] == 500
     json.dumps(row, allow_nan=False)
+
+
+def test_a_step_row_has_what_the_head_of_multi_token_prediction_learns() -> None:
+    result = dataclasses.replace(RESULT, extra={"mtp_agreement": 0.75, "removed_tokens": 2})
+    row = step_row(PLACE, result, seconds=2.0)
+    assert row["mtp_agreement"] == 0.75
+    assert "removed_tokens" not in row
 
 
 def test_a_policy_row_counts_tools_endings_and_groups_with_a_gradient() -> None:

@@ -42,6 +42,10 @@ class RowPosition:
         }
 
 
+MTP_FIGURES = ("mtp_loss", "mtp_kl", "mtp_agreement")
+"""Figures of steps that train a head of multi-token prediction."""
+
+
 def step_row(place: RowPosition, result: StepResult, *, seconds: float) -> Row:
     """One optimiser step of any phase."""
     return place.row(
@@ -57,6 +61,7 @@ def step_row(place: RowPosition, result: StepResult, *, seconds: float) -> Row:
         learner_tokens_per_second=round(result.tokens / max(result.seconds, 1e-9), 1),
         **({} if result.mfu is None else {"mfu": round(result.mfu, 4)}),
         **({"skipped": True} if result.is_skipped else {}),
+        **{name: round(result.extra[name], 6) for name in MTP_FIGURES if name in result.extra},
     )
 
 
