@@ -1,6 +1,6 @@
 """Multi-token prediction: guesses that the engine accepts, and the speed of rollouts with them.
 
-python bench/mtp.py [--layers 8] [--steps 120]
+python bench/mtp.py [--layers 6] [--steps 100]
 
 A small Qwen2 model of bytes learns the project's own pages, on the CPU. Then it gets a head, which
 learns by self-distillation in as many steps. The real engine samples the same prompts with the
@@ -52,7 +52,7 @@ from etude.trainer.learner.learner import Learner
 ROOT = Path(__file__).parents[1]
 
 VOCABULARY, WIDTH, CONTEXT = 320, 256, 512
-SEQUENCES, LENGTH = 8, 256
+SEQUENCES, LENGTH = 16, 128
 """Of one step."""
 PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS, CONCURRENT = 48, 64, 96, 16
 ORDER = (1, 0, 0, 1)
@@ -219,8 +219,8 @@ def main() -> None:
         SystemExit: a completion at temperature 0 differs.
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=120, help="of the model, and of the head")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=100, help="of the model, and of the head")
     parser.add_argument("--sample", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--guesses", type=int, help=argparse.SUPPRESS)
     chosen = parser.parse_args()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import torch
+from prometheus_client import REGISTRY
 from tests.support.weights.followed_engine import PROMPT, Bench, Oracle, learn
 from tests.support.weights.publishing import TrainedPolicy
 
@@ -136,6 +137,29 @@ async def test_greedy_tokens_are_the_models_own(bench: Bench) -> None:
     for token in found.tokens:
         assert token == int(bench.oracle.table([prefix])[0].argmax())
         prefix.append(token)
+
+
+def num_guessed() -> float:
+    """Guessed tokens of this process's engines, accepted or not."""
+    name = "vllm:spec_decode_num_draft_tokens_total"
+    return sum(s.value for f in REGISTRY.collect() for s in f.samples if s.name == name)
+
+
+async def test_guesses_stop_and_begin_while_the_engine_runs(bench: Bench) -> None:
+    before = num_guessed()
+    guessed = await bench.sample("on", count=40)
+    with_guesses = num_guessed()
+    assert with_guesses > before
+    tokens = bench.engine.read_counts().tokens
+    await bench.engine.set_speculation(is_on=False)
+    await bench.sample("draining", count=4)  # the first step has a guess of the last one
+    between = num_guessed()
+    assert (await bench.sample("off", count=40)).tokens == guessed.tokens
+    assert num_guessed() == between
+    assert bench.engine.read_counts().tokens >= tokens + 44
+    await bench.engine.set_speculation(is_on=True)
+    assert (await bench.sample("again", count=40)).tokens == guessed.tokens
+    assert num_guessed() > between
 
 
 async def test_sampled_tokens_have_the_models_distribution(bench: Bench) -> None:
