@@ -15,7 +15,7 @@ from torch import Tensor
 from etude.common.api.run.phases import Phase
 from etude.common.api.storage import Storage
 from etude.common.errors import InvalidFieldError
-from etude.trainer.learner.batches import SupervisedSequence
+from etude.trainer.learner.batches import PolicyBatch, PolicySequence, SupervisedSequence
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.gradients import accumulate_gradients
 from etude.trainer.learner.guesses import add_guesses
@@ -237,6 +237,53 @@ def test_steps_train_the_head_and_move_the_policy_as_without_it(
     found = weights(learner, of_heads=False)
     assert all(torch.equal(found[n], w) for n, w in weights(plain, of_heads=False).items())
     assert all(torch.equal(start[n], w) for n, w in weights(plain, of_heads=True).items())
+    assert not any(torch.equal(start[n], w) for n, w in weights(learner, of_heads=True).items())
+
+
+def rollouts() -> PolicyBatch:
+    """Two groups of two."""
+    sequences = tuple(
+        PolicySequence(
+            token_ids=row.token_ids,
+            loss_mask=np.arange(row.token_ids.size) % 3 > 0,
+            sampler_logprobs=np.full(row.token_ids.size, -4.0, np.float32),
+            rollout=number,
+        )
+        for number, row in enumerate(rows(12, 20, 9, 15))
+    )
+    rewards, groups = np.array([1.0, 0, 0, 1]), np.repeat([0, 1], 2)
+    return PolicyBatch(
+        sequences=sequences, rewards=rewards, groups=groups, valid=np.ones(4, dtype=np.bool_)
+    )
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_policy_steps_train_the_head_and_move_the_policy_as_without_it(
+    folder: Path, tmp_path: Path, updates: int
+) -> None:
+    phase = {
+        "name": "rl",
+        "type": "ReinforcementLearning",
+        "maxSteps": 9,
+        "optimizer": {"learningRate": "1e-2"},
+        "tasks": [{"name": "train", "uri": "file:///tasks", "environment": "repos"}],
+        "algorithm": {
+            "name": "PPO",
+            "groupSize": 2,
+            "promptsPerStep": 2,
+            "parameters": {"lossScale": 8, "updatesPerBatch": updates},
+        },
+    }
+    plain, learner = build(folder, tmp_path), build(folder, tmp_path)
+    plain.start_phase(phase, 0)
+    learner.start_phase(phase | {"mtp": {}}, 0)
+    start = weights(learner, of_heads=True)
+    expected, result = plain.policy_step(rollouts()), learner.policy_step(rollouts())
+    assert (result.loss, result.grad_norm) == (expected.loss, expected.grad_norm)
+    assert result.extra["mtp_loss"] > result.extra["mtp_kl"] > 0
+    assert not expected.extra.keys() & {"mtp_loss", "mtp_kl", "mtp_agreement"}
+    found = weights(learner, of_heads=False)
+    assert all(torch.equal(found[n], w) for n, w in weights(plain, of_heads=False).items())
     assert not any(torch.equal(start[n], w) for n, w in weights(learner, of_heads=True).items())
 
 
