@@ -242,7 +242,7 @@ RLRUN = {
     "phases[].validation.data[].contextWeight": f"{TRAINER}.learner.data.encoding dataset",
     "phases[].validation.everySteps": f"{TRAINER}.controller.phases.supervised",
     "phases[].validation.maxTokens": f"{TRAINER}.learner.data.phase_data",
-    "phases[].mtp.lossWeight": f"{TRAINER}.learner.guesses phase",
+    "phases[].mtp.lossWeight": f"{TRAINER}.learner.guesses",
     "phases[].profile.firstStep": f"{TRAINER}.learner.step_profiler wanted",
     "phases[].profile.numSteps": f"{TRAINER}.learner.step_profiler wanted",
     **dict(under("phases[].tasks[]", TASKS)),

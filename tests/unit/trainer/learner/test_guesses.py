@@ -271,7 +271,7 @@ def test_policy_steps_train_the_head_and_move_the_policy_as_without_it(
             "name": "PPO",
             "groupSize": 2,
             "promptsPerStep": 2,
-            "parameters": {"lossScale": 8, "updatesPerBatch": updates},
+            "parameters": {"updatesPerBatch": updates},
         },
     }
     plain, learner = build(folder, tmp_path), build(folder, tmp_path)
