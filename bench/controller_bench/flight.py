@@ -1,8 +1,6 @@
 """A whole run of the real controller, with workers that end rollouts by a seeded plan.
 
-Admission, batch rule, ledger, journal, publishing and records are the product's own, on a folder.
-Learner and weights are those of the tests of the controller: a step takes no time. A rollout lasts
-a log-normal time and returns a record of a fixed number of tokens.
+A rollout lasts a log-normal time and returns a record of a fixed number of tokens.
 """
 
 import asyncio
@@ -13,31 +11,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tests.support.trainer_simulation.chat import save_byte_tokenizer
-from tests.support.trainer_simulation.workers import SimulatedLearners
 from typing_extensions import override
 
-from etude.agent.chat import ChatFormat
-from etude.common.blobs import open_store
-from etude.common.role_inputs import ResolvedRun
-from etude.common.run_folder.record import FolderRecord
+from controller_bench.run import RunShape, audit, open_controller, train_to_end
 from etude.common.weights import VersionId
-from etude.trainer.compactor.report import CompactorClient, CompactorReport
-from etude.trainer.compactor.schedule import EMPTY
-from etude.trainer.controller.admission.plans import PlanReporter
-from etude.trainer.controller.admission.tasks import TaskOrder
-from etude.trainer.controller.checkpoints.recovery import open_run
-from etude.trainer.controller.inputs import TaskSets
-from etude.trainer.controller.journal.audit import audit_journal
-from etude.trainer.controller.program import train
-from etude.trainer.controller.publishing.engines import Engines
-from etude.trainer.controller.run import Run, RunServices
+from etude.trainer.controller.run import Run
 from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, RolloutWorkers
-from etude.trainer.rollouts.tasks import Task
 from etude.trainer.routing.table import RoutingTable
-from etude.trainer.seeding import derive_seed
 from etude.v1 import environments_pb2, journal_pb2, rewards_pb2, rollout_pb2, weights_pb2
 
 GROUP_SIZE, STALENESS = 8, 4
@@ -61,13 +43,14 @@ class FlightSize(NamedTuple):
     seed: int
 
     @property
-    def prompts_per_step(self) -> int:
-        return self.in_flight // (GROUP_SIZE * (STALENESS + 1))
+    def shape(self) -> RunShape:
+        prompts = self.in_flight // (GROUP_SIZE * (STALENESS + 1))
+        return RunShape(prompts, GROUP_SIZE, STALENESS, self.steps, self.seed)
 
     @property
     def groups(self) -> int:
         """Groups that are trained."""
-        return self.prompts_per_step * self.steps
+        return self.shape.groups
 
 
 class FlightFigures(NamedTuple):
@@ -108,10 +91,20 @@ class PlannedRollouts(RolloutWorkers):
         oldest = self.serving()
         self.under_way += len(order.indices)
         self.most = max(self.most, self.under_way)
-        records = [self._record(order, index, oldest) for index in order.indices]
-        found = await asyncio.gather(*records)
+        found: dict[int, bytes] = {}
+        loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+        def end(index: int) -> None:
+            found[index] = self._record(order, index, oldest)
+            if len(found) == len(order.indices):
+                done.set_result(None)
+
+        draw = random.Random(order.seed)  # noqa: S311 - a simulation
+        for index in order.indices:
+            loop.call_later(self.size.median_s * draw.lognormvariate(0.0, SIGMA), end, index)
+        await done
         return GroupResult(
-            records=tuple(found),
+            records=tuple(found[index] for index in order.indices),
             retried=0,
             driver="simulated",
             isolation=environments_pb2.ISOLATION_STRONG,
@@ -126,12 +119,10 @@ class PlannedRollouts(RolloutWorkers):
     async def update_routing(self, table: RoutingTable) -> None:
         pass
 
-    async def _record(self, order: GroupRequest, index: int, oldest: VersionId) -> bytes:
-        draw = random.Random(derive_seed(order.seed, index))  # noqa: S311 - a simulation
-        await asyncio.sleep(self.size.median_s * draw.lognormvariate(0.0, SIGMA))
+    def _record(self, order: GroupRequest, index: int, oldest: VersionId) -> bytes:
         newest = self.serving()
         self.under_way -= 1
-        name, reward = order.rollout_id(index), float(draw.random() < 0.5)
+        name, reward = order.rollout_id(index), float((order.seed >> index) & 1)
         rest = journal_pb2.JournalRollout(
             rollout=rollout_pb2.Rollout(
                 rollout_id=name,
@@ -157,16 +148,6 @@ class PlannedRollouts(RolloutWorkers):
         return self._links[oldest, newest]
 
 
-class RemoteCompactor(CompactorClient):
-    """A compactor on another machine, with nothing to fold yet."""
-
-    @override
-    async def run_round(self, epoch: int) -> CompactorReport:
-        return CompactorReport(
-            chain=EMPTY, is_overdue=False, cut_off_at=None, written=(), collected=0, failures=()
-        )
-
-
 def measure_flight(size: FlightSize) -> FlightFigures:
     """Run the controller to its end, in this process."""
     with tempfile.TemporaryDirectory(prefix="etude-bench-") as name:
@@ -179,40 +160,16 @@ def measure_empty_loop(size: FlightSize) -> float:
 
 
 async def _run(size: FlightSize, folder: Path) -> FlightFigures:
-    resolved = ResolvedRun.model_validate(
-        {"name": "bench", "uid": "bench", "spec": _spec(size, folder)}
-    )
-    store = open_store((folder / "run").as_uri())
-    opened = open_run(
-        store, run_uid="bench", phases=resolved.spec.phases, added_tokens=(), holder="bench"
-    )
     workers = PlannedRollouts(size)
-    services = RunServices(
-        learners=SimulatedLearners(store),
-        workers=workers,
-        engines=Engines((), timeout_s=1.0),
-        compactor=RemoteCompactor(),
-        record=FolderRecord(folder / "record"),
-        plans=PlanReporter(),
-    )
-    save_byte_tokenizer(folder)
-    run = Run.assemble(
-        resolved, opened, services, store=store, holder="bench", chat=ChatFormat.load(folder)
-    )
+    run = open_controller(size.shape, folder, workers)
     workers.runs.append(run)
     started_rss_gib = _peak_rss_gib()
-    tasks = tuple(
-        Task(task_id=f"train/t{i}", uri=f"file:///tasks/t{i}", environment="repos")
-        for i in range(size.groups)
-    )
-    orders = {"rl": TaskOrder(tasks=tasks, seed=size.seed)}
-    await train(run, TaskSets(orders=orders, evaluations={}), checkpoint=None)
+    await train_to_end(run, size.shape)
     wall_s, cpu_s = time.perf_counter() - workers.began_s, time.process_time() - workers.began_cpu_s
-    journal = {info.key: store.get(info.key) for info in store.list("journal/")}
     rss_gib = _peak_rss_gib()
-    audit = audit_journal(journal, max_staleness=STALENESS)
+    findings = len(audit(run, size.shape).findings)
     return FlightFigures(
-        wall_s, cpu_s, size.groups, workers.most, rss_gib, started_rss_gib, len(audit.findings)
+        wall_s, cpu_s, size.groups, workers.most, rss_gib, started_rss_gib, findings
     )
 
 
@@ -236,34 +193,6 @@ async def _sleep_alone(size: FlightSize) -> float:
     began_s = time.process_time()
     await asyncio.gather(*(slotted() for _ in range(size.groups)))
     return time.process_time() - began_s
-
-
-def _spec(size: FlightSize, folder: Path) -> dict[str, Any]:
-    pool = {"templates": [{"name": "python", "trust": "Trusted"}]}
-    return {
-        "model": {"uri": "file:///model"},
-        "storage": {"uri": (folder / "run").as_uri()},
-        "weights": {"dtype": "Float32"},
-        "checkpointing": {"everySteps": 1_000_000},
-        "phases": [
-            {
-                "name": "rl",
-                "type": "ReinforcementLearning",
-                "maxSteps": size.steps,
-                "seed": size.seed,
-                "optimizer": {"learningRate": "1e-3"},
-                "tasks": [{"name": "train", "uri": "file:///tasks", "environment": "repos"}],
-                "algorithm": {"promptsPerStep": size.prompts_per_step, "groupSize": GROUP_SIZE},
-                "asyncLimits": {"mode": "FullyAsync", "maxStalenessVersions": STALENESS},
-                "rollout": {"maxConcurrent": size.in_flight},
-            }
-        ],
-        "roles": {
-            "inference": {},
-            "environments": [{"name": "repos", "template": "python", "poolTemplate": pool}],
-            "rewards": {"functions": [{"name": "success", "function": "Verifier"}]},
-        },
-    }
 
 
 def _link(size: FlightSize, oldest: VersionId, newest: VersionId) -> rollout_pb2.Link:
