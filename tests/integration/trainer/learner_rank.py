@@ -64,6 +64,21 @@ RL = phase(
     tasks=[{"name": "train", "uri": "file:///tasks", "environment": "repos"}],
     algorithm={"parameters": {"lossScale": 16, "klCoefficient": 0.05}},
 )
+WHOLE_ROLLOUTS = RL | {
+    "name": "whole-rollouts",
+    "algorithm": {
+        "name": "GSPO",
+        "parameters": {
+            "updatesPerBatch": 2,
+            "clipLow": 0.5,
+            "clipHigh": 0.5,
+            "opsmDelta": 0.05,
+            "klCoefficient": 0.05,
+            "klCredit": "Sequence",
+            "klLimit": 10,
+        },
+    },
+}
 
 
 def count_collectives(learner: Learner) -> dict[str, int]:
@@ -79,6 +94,8 @@ def train_phases(learner: Learner) -> list[StepResult]:
     learner.start_phase(SFT, 0)
     # The last batch has one sequence: with two ranks, one of them has nothing to do.
     results = [learner.supervised_step(texts(seed, 1 if seed == 2 else 7)) for seed in range(3)]
+    learner.start_phase(WHOLE_ROLLOUTS, 0)
+    results += [learner.policy_step(rollouts(seed)) for seed in range(3, 5)]
     learner.start_phase(RL, 0)
     return results + [learner.policy_step(rollouts(seed)) for seed in range(3)]
 

@@ -309,6 +309,23 @@ def test_a_rollout_without_advantage_is_pulled_to_the_reference_with_its_sibling
         assert {row.rollout for row in rows} == rollouts
 
 
+def test_an_update_too_far_from_its_sampler_is_left_out_and_counted(build: Build) -> None:
+    learner = build(klLimit=0.1)
+    before = learner.digest()
+    far = learner.policy_step(links(logprob=-6.0))
+    assert (far.extra["limited_fraction"], far.grad_norm, learner.steps_done) == (1, 0, 1)
+    assert far.weight_digest == before
+    near = learner.policy_step(links())
+    assert near.extra["limited_fraction"] == 0
+    assert near.weight_digest != before
+
+
+def test_a_limit_leaves_out_single_updates_of_a_batch(build: Build) -> None:
+    learner = build(klLimit=0.07, updatesPerBatch=4)
+    result = learner.policy_step(links(groups=8))
+    assert 0 < result.extra["limited_fraction"] < 1
+
+
 def test_masked_rollouts_and_the_effective_sample_size_are_reported(build: Build) -> None:
     correction = {"kind": "SequenceMaskTIS", "low": 0.999, "high": 1.001}
     result = build(correction=correction).policy_step(links())

@@ -267,9 +267,12 @@ class Learner:
             packing=self._packing,
             guesses=guesses is not None,
         )
-        update = state.optimiser.apply(step=state.step, loss=loss)
         figures = {} if guesses is None else guesses.summary(self._ranks)
-        return loss, update._replace(figures=figures)
+        if isinstance(objective, PolicyObjective):
+            figures |= objective.judge_update(self._ranks)
+        if figures.get("limited_fraction"):
+            return loss, Update(0.0, state.optimiser.rate_at(state.step), figures=figures)
+        return loss, state.optimiser.apply(step=state.step, loss=loss)._replace(figures=figures)
 
     def encode(self, version: VersionId, base: PublishBase | None) -> RankReceipt:
         """Encode this rank's part of the current weights for upload.

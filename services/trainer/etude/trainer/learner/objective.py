@@ -28,6 +28,10 @@ def imitation_loss(scores: TokenScores, microbatch: Microbatch) -> Tensor:
     return -(microbatch.weights * scores.logprobs).sum()
 
 
+def _no_divergence() -> Tensor:
+    return torch.zeros(2, dtype=torch.float64)
+
+
 @dataclass(slots=True, kw_only=True)
 class PolicyObjective:
     """The loss of one policy step, microbatch by microbatch.
@@ -42,8 +46,15 @@ class PolicyObjective:
     """Set if there is a KL penalty."""
     figures: dict[str, list[Tensor]] = field(default_factory=dict)
     """Figures of this rank's scored tokens by name, one value per token."""
+    divergence: Tensor = field(default_factory=_no_divergence)
+    """Sum over this rank's tokens of the update under way, and their number. [2]"""
 
     def __call__(self, scores: TokenScores, microbatch: Microbatch) -> Tensor:
+        if self.algorithm.parameters.kl_limit is not None:
+            log_ratio = (scores.logprobs.detach() - microbatch.sampler_logprobs).double()
+            values = losses.divergence_estimate(log_ratio)
+            sums = torch.stack([values.sum(), torch.ones_like(values).sum()])
+            self.divergence = self.divergence + sums.cpu()
         return self._score(scores, microbatch, token_weight=1.0, is_trained=True)
 
     def record_filtered(
@@ -99,6 +110,21 @@ class PolicyObjective:
         if correction is not None:
             self._record_figure("correction", correction)
         return (microbatch.weights * values).sum()
+
+    def judge_update(self, ranks: RankGroup) -> dict[str, float]:
+        """Compare the divergence of the update under way with klLimit; the next one begins.
+
+        Collective. The divergence is that of the policy from the sampler, over trained tokens.
+
+        Returns:
+            limited_fraction, 1 if the update must be left out, else 0; nothing without a limit.
+        """
+        limit = self.algorithm.parameters.kl_limit
+        if limit is None:
+            return {}
+        total, tokens = ranks.total(self.divergence).tolist()
+        self.divergence = _no_divergence()
+        return {"limited_fraction": float(total > limit * tokens)}
 
     def summary(self, ranks: RankGroup, *, trained_tokens: int) -> dict[str, float]:
         """Means over the tokens of all ranks, and the tail of the mismatch; collective.

@@ -120,6 +120,9 @@ class AlgorithmParameters(Model):
     gradient of the divergence at each state. Sequence subtracts the sum over a rollout from its
     reward, before the group mean: the gradient of the divergence of whole rollouts, with a variance
     that grows with their length."""
+    kl_limit: Annotated[float, Between(1e-6, 1e2)] | None = None
+    """Largest mean divergence of the policy from the sampler over the tokens of an update, in nats
+    a token. An update beyond it is left out: the weights stay. None unless set."""
     opsm_delta: Annotated[float, Between(1e-4, 1e2)] | None = None
     """Off-policy sequence mask: a rollout of negative advantage is left out if its tokens are less
     likely by more than this, in nats on average, than where they were sampled. None unless set."""
