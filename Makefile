@@ -144,7 +144,7 @@ chart-readme: $(READY) ## regenerate the chart's README from its values (needs G
 # have targets of their own.
 # The demo comes first: others replay the run that it makes.
 bench: $(READY) ## one table of ratios per claim, but for those of the bench-… targets
-	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/learner.py bench/trl_comparison.py bench/oracles.py bench/weights.py bench/env.py bench/operator_scale.py bench/ledger.py bench/repos.py bench/task_images.py bench/task_stream.py bench/hacks.py bench/controller.py bench/async_speedup.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
+	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/learner.py bench/trl_comparison.py bench/oracles.py bench/weights.py bench/env.py bench/operator_scale.py bench/ledger.py bench/repos.py bench/task_images.py bench/task_stream.py bench/hacks.py bench/controller.py bench/async_speedup.py bench/packing.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
 
 bench-env: $(READY) ## environments against their goals: starts, forks, density, bursts, placements (QEMU, Go, root, idle)
 	$(RUN) python hack/guest.py
@@ -198,6 +198,7 @@ bench-scale: $(READY) ## one run over several brokers, one killed under load: be
 
 bench-trainer: $(READY) ## the controller at 10,000 rollouts in flight, async against sync: bench/out/trainer.json (a small engine, idle, five minutes)
 	$(RUN) python bench/controller.py
+	$(RUN) python bench/packing.py
 	$(RUN) python bench/async_speedup.py
 
 bench-lending: $(READY) ## slots and engines of users lent to rollouts, in bursts of people: bench/out/lending.json (driver Process, two small engines, idle, six minutes)
