@@ -1,7 +1,8 @@
 """vLLM plugin: keeps parameters writable in place, so that versions can be swapped in.
 
-On CPU vLLM packs every linear layer at load and computes from the packed copy, so that writing
-into a parameter silently changes nothing; `register` switches that off. On every device kernels
+On CPU vLLM packs linear layers and experts at load and computes from what it packed, so that
+writing into a parameter would silently change nothing, or other numbers than the ones meant;
+`register` switches that off. On every device kernels
 may reorder or copy weights after they were loaded: exact bytes would then be the wrong function.
 An engine whose loading changed a parameter, or derived a matrix from one, is refused.
 """
@@ -27,6 +28,7 @@ from vllm.triton_utils import dispatcher
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.sample import rejection_sampler
 
+from etude.inference.engine.live_experts import prefer_live_experts
 from etude.inference.worker.drafted_model import CHANGED
 
 BACKEND = "etude"
@@ -53,6 +55,7 @@ def register() -> None:
         vllm._custom_ops._supports_onednn = False
         vllm.model_executor.layers.utils.check_cpu_sgl_kernel = _decline_sgl_kernel
         rejection_sampler.expand_batch_to_tokens = expand_to_tokens
+        prefer_live_experts()
     base_loader.process_weights_after_loading = _process_and_compare
     setattr(EngineCore, SET_SPECULATION, _set_speculation)
 
