@@ -48,6 +48,10 @@ RESUMES = Counter(
     " others, or redrawn; by cause.",
     ["resume", "cause"],
 )
+LOST_LENGTH_RATIO = Gauge(
+    "etude_lost_work_length_ratio",
+    "Mean length of dropped and redrawn rollouts over that of trained ones; 0 without any.",
+)
 COMPLETIONS = Counter(
     "etude_rollout_completions_total",
     "Completions, by whether an engine's end interrupted them.",

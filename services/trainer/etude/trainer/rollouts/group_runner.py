@@ -217,6 +217,8 @@ class GroupRunner:
             await self.slots.acquire(1)
             await self._launch([index], attempt=attempt + 1)
             return
+        if is_fault:
+            self.history.count_masked(self._rollout_id(index))
         self._finished[index] = self._label(rollout, index)
 
     def _label(self, rollout: rollout_pb2.Rollout, index: int) -> rollout_pb2.Rollout:

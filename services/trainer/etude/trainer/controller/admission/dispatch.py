@@ -28,7 +28,7 @@ from etude.trainer.rollouts.protocol import (
 )
 from etude.trainer.rollouts.sandbox_client import ChangeTooLargeError
 from etude.trainer.rollouts.scoring import mask_rollout
-from etude.trainer.rollouts.trajectories.resume_counts import ResumeCounts
+from etude.trainer.rollouts.trajectories.resume_counts import Resume, ResumeCounts
 from etude.v1 import journal_pb2, rollout_pb2
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class RolloutDispatcher:
         _count_lost(result)
         _count_starts(result.starts)
         self._count_completions(result.completions)
-        _count_resumes(result.resumes)
+        self._count_resumes(result.resumes)
         self.progress.mark_progress()
         self._report_environment(order.environment, result)
         return records
@@ -167,6 +167,19 @@ class RolloutDispatcher:
         metrics.COMPLETIONS.labels(interrupted="true").inc(counts.interrupted)
         metrics.LOST_WORK_LENGTH_RATIO.set(self.completions.lost_work_length_ratio)
 
+    def _count_resumes(self, resumes: ResumeCounts) -> None:
+        for kind, count in resumes.counts.items():
+            metrics.RESUMES.labels(resume=kind.resume.value, cause=kind.cause.value).inc(count)
+        self.progress.figures.resumed.update(
+            {
+                r.value: self.progress.figures.resumed.get(r.value, 0) + resumes.total(r)
+                for r in Resume
+            }
+        )
+        lengths = self.book.ledger.lengths
+        lengths.add_redrawn(resumes.lost, resumes.lost_tokens)
+        metrics.LOST_LENGTH_RATIO.set(lengths.lost_work_length_ratio)
+
     def _report_environment(self, pool: str, result: GroupResult) -> None:
         if not result.driver:
             return  # no rollout had an environment
@@ -197,11 +210,6 @@ def _count_outcome(finished: journal_pb2.JournalRollout) -> None:
     is_large = finished.rollout.ending == rollout_pb2.ENDING_CHANGE_TOO_LARGE
     reason = ChangeTooLargeError.reason if is_large else reward.fault.reason
     metrics.ROLLOUTS.labels(state=outcome, reason=reason).inc()
-
-
-def _count_resumes(resumes: ResumeCounts) -> None:
-    for kind, count in resumes.counts.items():
-        metrics.RESUMES.labels(resume=kind.resume.value, cause=kind.cause.value).inc(count)
 
 
 def _count_lost(result: GroupResult) -> None:

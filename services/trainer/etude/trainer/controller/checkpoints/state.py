@@ -55,6 +55,8 @@ class Figures(BaseModel):
     step_seconds: list[float] = Field(default_factory=list)
     """Of the last steps of the active phase."""
     retried: int = 0
+    resumed: dict[str, int] = Field(default_factory=dict)
+    """Rollouts that lost their worker or an attempt, by how they went on."""
     evaluated: int = 0
     """Rollouts of evaluations, which are not trained."""
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from etude.common.errors import CorruptError
 from etude.common.weights import VersionId
 from etude.trainer.controller.admission.groups import RolloutGroup
+from etude.trainer.controller.journal.lengths import LengthTotals
 from etude.v1 import journal_pb2
 
 KEPT_VERSIONS = 256
@@ -68,6 +69,7 @@ class LedgerState(BaseModel):
     accepted: int = 0
     trained: int = 0
     dropped: dict[str, int] = Field(default_factory=dict)
+    lengths: LengthTotals = Field(default_factory=LengthTotals)
     frozen: list[FrozenStep] = Field(default_factory=list)
 
 
@@ -89,6 +91,7 @@ class Ledger:
     accepted: int = 0
     trained: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    lengths: LengthTotals = field(default_factory=LengthTotals)
     frozen: dict[tuple[str, str], FrozenStep] = field(default_factory=dict)
     """The newest of each phase and monitor."""
     on_change: Callable[[str], None] = ignore_group
@@ -160,6 +163,8 @@ class Ledger:
         if group is None:
             self._apply_drop_from_batch(body)
             return
+        for record in _named_rollouts(group, body):
+            self.lengths.add_lost(record)
         if body.rollout_id:
             self.dropped[body.reason] += _remove_rollout(group, body)
         else:
@@ -188,7 +193,10 @@ class Ledger:
             penalties[each.rollout_id] += each.amount
         for group in groups:
             group.penalties = penalties
-        self.trained += sum(len(group.valid_indices()) for group in groups)
+        for group in groups:
+            for index in group.valid_indices():
+                self.trained += 1
+                self.lengths.add_trained(group.finished[index])
         self.trained_groups[body.phase] += len(groups)
         for group in groups:
             self.on_change(group.group_id)
@@ -219,6 +227,7 @@ class Ledger:
             accepted=self.accepted,
             trained=self.trained,
             dropped=dict(self.dropped),
+            lengths=self.lengths.model_copy(),
             frozen=list(self.frozen.values()),
         )
 
@@ -244,6 +253,7 @@ def resume_ledger(
         accepted=state.accepted,
         trained=state.trained,
         dropped=Counter(state.dropped),
+        lengths=state.lengths.model_copy(),
         frozen={(each.phase, each.monitor): each for each in state.frozen},
     )
     seen: set[str] = set()
@@ -273,6 +283,14 @@ def _refill(ledger: Ledger, record: journal_pb2.JournalRecord, state: LedgerStat
             _remove_rollout(ledger.live[record.drop.group_id], record.drop)
         case _:
             pass
+
+
+def _named_rollouts(
+    group: RolloutGroup, body: journal_pb2.JournalDrop
+) -> list[journal_pb2.JournalRollout]:
+    """Finished rollouts of a live group that a record drops."""
+    found = [group.finished[index] for index in group.valid_indices()]
+    return [r for r in found if body.rollout_id in {"", r.rollout.rollout_id}]
 
 
 def _remove_rollout(group: RolloutGroup, body: journal_pb2.JournalDrop) -> int:

@@ -159,6 +159,8 @@ class StepAccounting:
             sum(len(group.masked) for group in groups),
             progress.figures.retried - self._retried,
             run.book.ledger.discarded - self._dropped,
+            progress.figures.resumed,
+            run.book.ledger.lengths.lost_work_length_ratio,
         )
         self._count_faults()
         self._write_rollouts(groups)

@@ -5,6 +5,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from etude.agent.chat import ChatFormat
@@ -113,6 +114,9 @@ class StepFaults(NamedTuple):
     masked: int
     retried: int
     dropped: int
+    resumed: Mapping[str, int] = MappingProxyType({})
+    """Rollouts by how they went on after a loss, of the run so far."""
+    lost_work_length_ratio: float = 0.0
 
 
 def policy_fields(
@@ -139,6 +143,8 @@ def policy_fields(
         "masked": faults.masked,
         "retried": faults.retried,
         "dropped": faults.dropped,
+        "resumed": dict(faults.resumed),
+        "lost_work_length_ratio": round(faults.lost_work_length_ratio, 4),
         "malformed_per_rollout": mean(r.costs.malformed_calls for r in rollouts),
         "turns_mean": mean(r.costs.turns for r in rollouts),
         "length_mean": mean(length(r) for r in rollouts),

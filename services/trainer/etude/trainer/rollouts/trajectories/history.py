@@ -118,6 +118,13 @@ class GroupHistory:
             rollout.lease = None
             self._past[recorder.rollout_id] = rollout
 
+    def count_masked(self, rollout_id: str) -> None:
+        """Count the turns of a rollout that is masked after its last attempt."""
+        past = self._past.pop(rollout_id, None)
+        if past is not None:
+            self.counts.lost += 1
+            self.counts.lost_tokens += past.num_tokens
+
     def _cause(self, attempt: int) -> ResumeCause:
         if attempt:
             return ResumeCause.FAULT
