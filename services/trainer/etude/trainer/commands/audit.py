@@ -1,4 +1,4 @@
-"""`python -m etude.trainer.commands.audit STORE`: audit the journal of a run."""
+"""`python -m etude.trainer.commands.audit STORE`: audit a run's journal and trajectories."""
 
 import argparse
 import json
@@ -9,11 +9,21 @@ from etude.common.blobs import Store
 from etude.common.errors import EtudeError
 from etude.common.stores import open_source
 from etude.trainer.controller.journal.audit import JOURNAL, JournalAudit, audit_journal
+from etude.trainer.controller.journal.trajectory_audit import (
+    TRAJECTORIES,
+    audit_trajectories,
+    journaled_rollouts,
+)
 
 
 def audit_store(store: Store) -> JournalAudit:
     """Audit the run whose prefix the store is opened at."""
-    return audit_journal({info.key: store.get(info.key) for info in store.list(JOURNAL)})
+    journal = {info.key: store.get(info.key) for info in store.list(JOURNAL)}
+    account = audit_journal(journal)
+    if not account.findings:
+        logs = {info.key: store.get(info.key) for info in store.list(TRAJECTORIES)}
+        account.findings += audit_trajectories(logs, journaled_rollouts(journal))
+    return account
 
 
 def summary(account: JournalAudit) -> dict[str, object]:

@@ -159,6 +159,17 @@ def test_the_audit_finds_every_kind_of_mutated_history(mutate: Mutation) -> None
     assert tried >= 10
 
 
+def test_checkpoints_go_back_only_with_a_new_epoch() -> None:
+    made = history(2)
+    bodies = [
+        pb.JournalCheckpoint(step=step, uri="memory://run/checkpoints", manifest_digest=f"d{step}")
+        for step in (1, 3, 2)
+    ]
+    records = [*made.records, *(pb.JournalRecord(checkpoint=body) for body in bodies)]
+    assert "I5" not in {f.invariant for f in judged(made, records[:-1]).findings}
+    assert [f.invariant for f in judged(made, records).findings] == ["I5"]
+
+
 @pytest.mark.parametrize("kind", ["missing", "twice", "order"])
 def test_the_audit_finds_a_log_that_was_tampered_with(kind: str) -> None:
     made = history(1)

@@ -36,7 +36,8 @@ class JournalFinding(NamedTuple):
     """One broken invariant."""
 
     invariant: str
-    """I1 conservation, I2 uniqueness, I3 staleness, I4 order of steps, log: the log itself."""
+    """I1 conservation, I2 uniqueness, I3 staleness, I4 order of steps, I5 order of checkpoints,
+    log: the log itself."""
     what: str
 
 
@@ -93,6 +94,8 @@ class _Auditor:
     versions: dict[tuple[int, int], int] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)
     sequence: int = 0
+    newest: pb.JournalCheckpoint = field(default_factory=lambda: pb.JournalCheckpoint(step=-1))
+    """Checkpoint of the epoch."""
     parts: list[bytes] = field(default_factory=list)
     """Of a record that is not complete yet."""
 
@@ -138,6 +141,8 @@ class _Auditor:
                 self.batch(record.batch)
             case "step":
                 self.step(record.step)
+            case "open" | "checkpoint":
+                self.checkpoint(record)
             case "published":
                 self.published(record.published)
             case _:
@@ -256,6 +261,18 @@ class _Auditor:
             self.report("I3", f"version {body.number} was published after a higher number")
         self.versions[body.epoch, body.number] = body.step
 
+    def checkpoint(self, record: pb.JournalRecord) -> None:
+        if record.HasField("open"):
+            self.newest = pb.JournalCheckpoint(step=-1)  # it may return to an older one
+            return
+        body, before = record.checkpoint, self.newest
+        is_same = (body.step, body.manifest_digest) == (before.step, before.manifest_digest)
+        if body.step <= before.step and not is_same:
+            self.report("I5", f"the checkpoint of step {body.step} follows that of {before.step}")
+        if not body.manifest_digest or not body.uri:
+            self.report("I5", f"the checkpoint of step {body.step} names no manifest")
+        self.newest = body
+
     def close(self, acknowledged: Collection[str]) -> None:
         result = self.result
         result.accepted = len(self.owner)
@@ -301,6 +318,16 @@ def _accepted_records(
 
 
 def _records(data: bytes) -> Iterator[pb.JournalRecord]:
+    for _, payload in read_frames(data):
+        yield pb.JournalRecord.FromString(payload)
+
+
+def read_frames(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Kind and payload of each record of a segment.
+
+    Raises:
+        ValueError: it is damaged.
+    """
     if data[:4] != b"ETWL":
         raise ValueError("is not a journal segment")
     place = 20 + int.from_bytes(data[18:20], "little") + 4
@@ -310,5 +337,5 @@ def _records(data: bytes) -> Iterator[pb.JournalRecord]:
         if zlib.crc32(data[place + 8 : end]) != crc or end > len(data):
             raise ValueError(f"the record at byte {place} is damaged")
         if data[place + 8] != 255:
-            yield pb.JournalRecord.FromString(data[place + 17 : end])
+            yield data[place + 8], data[place + 17 : end]
         place = end
