@@ -14,6 +14,22 @@ MISMATCH = Gauge(
     "etude_trainer_mismatch_mean",
     "Mean absolute gap between sampler and trainer log-probs in the last policy step.",
 )
+MISMATCH_P99 = Gauge(
+    "etude_trainer_mismatch_p99",
+    "99th percentile of that gap: alert on this one, because a mean hides few bad tokens.",
+)
+CLIP_FRACTION = Gauge(
+    "etude_trainer_clip_fraction",
+    "Share of tokens whose importance ratio was clipped in the last policy step.",
+)
+MASKED_FRACTION = Gauge(
+    "etude_trainer_masked_fraction",
+    "Share of tokens that a correction or mask left out of the last policy step.",
+)
+EFFECTIVE_SAMPLE_SIZE = Gauge(
+    "etude_trainer_effective_sample_size",
+    "Share of the tokens of the last policy step that weigh as much as all do by importance.",
+)
 TOKENS_PER_SECOND = Gauge(
     "etude_trainer_tokens_per_second", "Tokens through the model per second of the last step."
 )

@@ -35,6 +35,7 @@ async def test_a_name_that_is_taken_is_reported_and_left_alone(lab: Any, run_bod
     [
         ({"storage": {"uri": "file:///data"}}, "InvalidParameters", "spec.storage.uri"),
         ("algorithm", "InvalidParameters", "spec.phases[1].algorithm.parameters"),
+        ("updates", "InvalidParameters", "updatesPerBatch: 4 updates cannot share 2 groups"),
         ("env", "InvalidParameters", "ETUDE_PORT is set by the operator"),
         ("home", "InvalidParameters", "spec.roles.rewards.env: HOME is set by the operator"),
         ("pool", "PoolNotFound", "spec.roles.environments[0].poolRef.name: no EnvPool shared"),
@@ -50,6 +51,13 @@ async def test_what_no_schema_can_judge_is_refused_with_the_field(
     match spec:
         case "algorithm":
             body["spec"]["phases"][1]["algorithm"] = {"name": "DrGRPO", "parameters": {"x": 1}}
+        case "updates":
+            parameters = {"updatesPerBatch": 4}
+            body["spec"]["phases"][1]["algorithm"] = {
+                "name": "DrGRPO",
+                "promptsPerStep": 2,
+                "parameters": parameters,
+            }
         case "env":
             roles["trainer"] = {"env": [{"name": "ETUDE_PORT", "value": "1"}]}
         case "home":

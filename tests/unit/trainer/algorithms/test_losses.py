@@ -199,6 +199,34 @@ def test_no_difference_of_log_probs_overflows(
     factor = torch.tensor([advantage])
     values = losses.ppo_clip(trained, anchor=other, advantages=factor, low=0.2, high=0.28).values
     values = values + losses.policy_gradient(trained, anchor=other, advantages=factor).values
+    values = (
+        values
+        + losses.capped_policy_gradient(trained, anchor=other, advantages=factor, high=0.28).values
+    )
+    values = (
+        values
+        + losses.total_variation_mask(
+            trained, sampler=other, advantages=factor, divergence=0.2
+        ).values
+    )
+    values = (
+        values
+        + losses.soft_gate(
+            trained,
+            anchor=other,
+            advantages=factor,
+            temperature_positive=1.0,
+            temperature_negative=1.05,
+        ).values
+    )
+    log_ratio = (trained - other).detach()
+    values = (
+        values
+        + losses.sequence_clip(
+            trained, log_ratio=log_ratio, advantages=factor, low=0.2, high=0.28
+        ).values
+    )
+    values = values + losses.log_ratio_penalty(trained, other, coefficient=1.0)
     (gradient,) = torch.autograd.grad(values.sum(), trained)
     assert math.isfinite(float(gradient))
 

@@ -11,6 +11,7 @@ from etude.trainer.controller.journal.ledger import StepId
 from etude.trainer.controller.phases.targets import record_measurement
 from etude.trainer.controller.progress import RunFailedError
 from etude.trainer.controller.reporting.monitoring import BatchMonitors, judge_names
+from etude.trainer.controller.reporting.policy_metrics import set_policy_metrics
 from etude.trainer.controller.reporting.rows import (
     Row,
     StepFaults,
@@ -187,8 +188,7 @@ class StepAccounting:
         status.mismatch = result.mismatch_mean
         status.staleness_max = max(staleness, default=0)
         status.staleness_p50 = sorted(staleness)[len(staleness) // 2] if staleness else 0
-        metrics.ENTROPY.set(result.entropy)
-        metrics.MISMATCH.set(result.mismatch_mean)
+        set_policy_metrics(result)
         metrics.REWARD.set(status.reward_mean)
         for positions in staleness:
             metrics.STALENESS.observe(positions)

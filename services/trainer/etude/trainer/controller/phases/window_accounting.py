@@ -10,6 +10,7 @@ from etude.common.feedback.windows import WindowManifest
 from etude.trainer import metrics
 from etude.trainer.controller.admission.windows import Refusal
 from etude.trainer.controller.journal.ledger import StepId
+from etude.trainer.controller.reporting.policy_metrics import set_policy_metrics
 from etude.trainer.controller.reporting.rows import Row, mean, step_row
 from etude.trainer.controller.run import Run
 from etude.trainer.learner.batches import PolicyBatch, StepResult
@@ -112,8 +113,7 @@ class WindowAccounting:
         if rewards:
             status.reward_mean = mean(rewards)
         status.mismatch = result.mismatch_mean
-        metrics.ENTROPY.set(result.entropy)
-        metrics.MISMATCH.set(result.mismatch_mean)
+        set_policy_metrics(result)
         metrics.REWARD.set(status.reward_mean)
         run.complete_step(result, seconds=result.seconds)
         run.reporter.recorder.add_row(
