@@ -18,6 +18,8 @@ from etude.v1 import rollout_pb2
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
+Routes = NDArray[np.uint8] | NDArray[np.uint16]
+"""Expert ids; one that no expert has, such as the largest, is missing."""
 
 
 class NonFiniteLossError(EtudeError):
@@ -56,8 +58,17 @@ class PolicySequence:
     is_current: Bools | None = None
     """True where the weights of this step sampled the token over a context that they computed too;
     None: nowhere. [T]"""
+    routes: Routes | None = None
+    """Experts that each token took where it was sampled, in each layer that has some; the live
+    routers choose where None. [T, M, k]"""
 
     def __post_init__(self) -> None:
+        if self.routes is not None and (
+            self.routes.ndim != 3 or len(self.routes) != len(self.token_ids)
+        ):
+            raise InvalidFieldError(
+                "routes", f"has shape {self.routes.shape}, token_ids {self.token_ids.shape}"
+            )
         _same_length("loss_mask", self.token_ids, self.loss_mask)
         _same_length("sampler_logprobs", self.token_ids, self.sampler_logprobs)
         if self.is_current is not None:
@@ -81,8 +92,13 @@ class PolicyBatch:
     advantages: NDArray[np.float64] | None = None
     """Given ones, where others have compared the rewards; computed from the rewards of each group
     where None. [R]"""
+    plausibility: float = 0.0
+    """Least part of the k-th best live score with which a recorded expert is replayed: 0 replays
+    every one, 1 none that the live router would not choose."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.plausibility <= 1:
+            raise InvalidFieldError("plausibility", f"{self.plausibility} is not from 0 to 1")
         given = self.rewards if self.advantages is None else self.advantages
         if not self.rewards.shape == self.groups.shape == self.valid.shape == given.shape:
             raise InvalidFieldError("rewards, groups, valid", "must have one entry per rollout")
@@ -191,6 +207,30 @@ def check_sequences(
                 f"sequences[{index}].token_ids[{wrong[0]}]",
                 f"{ids[wrong[0]]} is outside the vocabulary of {vocabulary}",
             )
+
+
+def check_routes(
+    sequences: Sequence[SupervisedSequence | PolicySequence], shape: tuple[int, int] | None
+) -> None:
+    """Refuse recorded experts that are not of the model.
+
+    Args:
+        sequences: of a batch.
+        shape: layers with experts and choices of a token; None if the model's routers cannot
+            replay any.
+
+    Raises:
+        InvalidFieldError: naming the first such sequence.
+    """
+    for index, sequence in enumerate(sequences):
+        routes = sequence.routes if isinstance(sequence, PolicySequence) else None
+        if routes is None:
+            continue
+        name = f"sequences[{index}].routes"
+        if shape is None:
+            raise InvalidFieldError(name, "the model has no routers that can replay them")
+        if routes.shape[1:] != shape:
+            raise InvalidFieldError(name, f"has shape {routes.shape}, the model {shape} per token")
 
 
 def _same_length(name: str, token_ids: Ints, other: NDArray[Any]) -> None:

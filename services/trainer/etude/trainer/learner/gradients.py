@@ -100,6 +100,7 @@ def microbatch_losses(
             packed=packing.packed,
             context=ranks.context,
         )
+        policy.replay_routes(microbatch.routes)
         scores = policy(
             microbatch.token_ids,
             microbatch.rows,
@@ -114,6 +115,8 @@ def reference_scorer(reference: nn.Module) -> Reference:
     """Log-probs by the weights at the start of the phase, without gradient."""
 
     def logprobs(microbatch: Microbatch) -> Tensor:
+        if isinstance(reference, Policy):
+            reference.replay_routes(microbatch.routes)
         with torch.no_grad():
             scores = reference(
                 microbatch.token_ids, microbatch.rows, microbatch.places, microbatch.lengths

@@ -21,6 +21,7 @@ from etude.trainer.learner.batches import (
     PolicySequence,
     StepResult,
     SupervisedSequence,
+    check_routes,
     check_sequences,
 )
 from etude.trainer.learner.config import LearnerConfig
@@ -157,6 +158,7 @@ class Learner:
         """
         started = time.perf_counter()
         self._check_batch(batch.sequences)
+        self.policy.routers.plausibility = batch.plausibility
         state = self._current_phase()
         algorithm = self._algorithm_of(state)
         trained = rows.policy_rows(batch, algorithm)
@@ -211,6 +213,7 @@ class Learner:
             WrongStateError: the phase that was started has no algorithm.
         """
         self._check_batch(batch.sequences)
+        self.policy.routers.plausibility = batch.plausibility
         state = self._current_phase()
         trained = rows.policy_rows(batch, self._algorithm_of(state))
         return measure_divergence(
@@ -388,3 +391,4 @@ class Learner:
         check_sequences(
             sequences, vocabulary=config.vocab_size, context=config.max_position_embeddings
         )
+        check_routes(sequences, self.policy.routers.shape)

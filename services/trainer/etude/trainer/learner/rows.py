@@ -18,6 +18,7 @@ from etude.trainer.learner.batches import (
     Ints,
     PolicyBatch,
     PolicySequence,
+    Routes,
     SupervisedSequence,
 )
 
@@ -63,6 +64,8 @@ class TrainingRow:
     """Mean of proximal - sampler log-prob over the rollout; empty as above. [N]"""
     sequence_log_ratio: Floats = field(default_factory=_no_values)
     """Mean of trainer log-prob - anchor over the rollout, for algorithms that read it. [N]"""
+    routes: Routes | None = None
+    """Experts of each token where it was sampled; None if they were not recorded. [T, M, k]"""
 
 
 class PolicyRows(NamedTuple):
@@ -218,4 +221,5 @@ def _policy_row(
             else sequence.is_current[places]
         ),
         rollout=sequence.rollout,
+        routes=sequence.routes,
     )

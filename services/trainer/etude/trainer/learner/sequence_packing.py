@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from etude.common.errors import InvalidFieldError
+from etude.kernels.routing import MISSING
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.rows import TrainingRow
 from etude.trainer.model.context_parallel import UNDIVIDED, ContextGroup, check_context
@@ -52,6 +54,8 @@ class Microbatch:
     """[N]"""
     guessing: Tensor
     """Positions of the flattened rows at which a head of multi-token prediction guesses."""
+    routes: Tensor | None = None
+    """Experts to take, where rows have recorded ones. int16 [B, T, M, k]"""
     lengths: tuple[int, ...] = ()
     """Of the sequences of a packed row; empty if rows are padded. [S]"""
 
@@ -166,7 +170,29 @@ def collate(
         guessing=torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *guessing])).to(
             device
         ),
+        routes=_lay_routes(rows, starts, token_ids.shape, device),
     )
+
+
+def _lay_routes(
+    rows: Sequence[TrainingRow],
+    starts: NDArray[np.int64],
+    shape: tuple[int, ...],
+    device: torch.device,
+) -> Tensor | None:
+    """Lay recorded experts as the tokens lie; None if no row has any.
+
+    Returns:
+        Ids, and MISSING for tokens without. [B, T, M, k]
+    """
+    recorded = [row.routes for row in rows if row.routes is not None]
+    if not recorded:
+        return None
+    laid = np.full((shape[0] * shape[1], *recorded[0].shape[1:]), MISSING, dtype=np.int16)
+    for row, start in zip(rows, starts, strict=True):
+        if row.routes is not None:
+            laid[start : start + len(row.routes)] = row.routes
+    return torch.from_numpy(laid.reshape(*shape, *laid.shape[1:])).to(device)
 
 
 def num_guesses(row: TrainingRow) -> int:

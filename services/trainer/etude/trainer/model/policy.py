@@ -26,6 +26,7 @@ from etude.trainer.model.lora import EarlierPolicy, create_adapters, reset_adapt
 from etude.trainer.model.mtp import heads
 from etude.trainer.model.output_head import UNCHANGED, LogitTransform, TokenScores, score_tokens
 from etude.trainer.model.parameters import local_shard
+from etude.trainer.model.router_replay import RouterReplay
 from etude.trainer.model.sharded_load import (
     LoadPlan,
     ScatteredLayoutError,
@@ -86,6 +87,7 @@ class Policy(nn.Module):
         self.lora = lora
         self.adapters = create_adapters(model, lora)
         """Of the model's layers; if there are any, they alone are trained."""
+        self.routers = RouterReplay(model, model.config.get_text_config())
 
     @property
     def config(self) -> PretrainedConfig:
@@ -144,6 +146,16 @@ class Policy(nn.Module):
             )
         # FSDP2 hooks into what a module returns, and a view could lose the hook.
         return TokenScores(scores.logprobs.clone(), scores.entropy, guesses)
+
+    def replay_routes(self, routes: Tensor | None) -> None:
+        """Take the experts of recorded ids in the passes from now on.
+
+        Args:
+            routes: ids of all tokens of the rows; None for those of the live routers. [B, T, M, k]
+        """
+        if routes is not None:
+            routes = routes[:, self.context.own_tokens(routes.shape[1])]
+        self.routers.replay(routes)
 
     def _pack(self, lengths: tuple[int, ...], device: torch.device) -> dict[str, Any]:
         """Arguments by which the model's layers attend within each sequence of a row."""

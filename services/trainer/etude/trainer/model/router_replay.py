@@ -1,0 +1,99 @@
+"""Replay of recorded expert ids in the routers of a mixture of experts.
+
+Engine and trainer compute router logits in different arithmetic, so some tokens would take other
+experts than where they were sampled. Weights always come from the trainer's own logits.
+Shapes: B rows, T their length, M layers with experts, k choices of a token.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from etude.kernels.routing import Router, Scoring, route
+
+
+class RouteShape(NamedTuple):
+    """Recorded ids of one token."""
+
+    layers: int
+    """With experts."""
+    choices: int
+
+
+def _qwen3(config: PretrainedConfig) -> Router:
+    return Router(renormalises=config.norm_topk_prob)
+
+
+def _deepseek(config: PretrainedConfig) -> Router:
+    return Router(
+        scoring=Scoring.SIGMOID,
+        renormalises=config.norm_topk_prob,
+        scale=config.routed_scaling_factor,
+        groups=config.n_group,
+        chosen_groups=config.topk_group,
+    )
+
+
+_RULES: dict[str, Callable[[PretrainedConfig], Router]] = {
+    "Qwen3MoeTopKRouter": _qwen3,
+    "DeepseekV3TopkRouter": _deepseek,
+}
+"""By the class of the module, whose result is logits, weights and ids."""
+
+
+class RouterReplay:
+    """Makes the routers of one model take given experts."""
+
+    def __init__(self, model: nn.Module, config: PretrainedConfig) -> None:
+        """Hook into the routers of a model; a model without any is left as it is."""
+        self._routes: Tensor | None = None
+        self.plausibility = 0.0
+        """Least part of the k-th best live score that a replayed expert needs; see
+        etude.kernels.routing.route()."""
+        self.shape: RouteShape | None = None
+        """None if routes of this model cannot be replayed."""
+        found = list(_routers(model))
+        for index, (module, rule) in enumerate(found):
+            module.register_forward_hook(self._hook(index, rule(config), config))
+        if found:
+            self.shape = RouteShape(len(found), config.num_experts_per_tok)
+
+    def replay(self, routes: Tensor | None) -> None:
+        """Take these experts in every pass from now on, in recomputed ones too.
+
+        Args:
+            routes: ids of the tokens of the next pass; None for the live router. int [B, T, M, k]
+        """
+        self._routes = None if routes is None else routes.flatten(0, 1)
+
+    def _hook(
+        self, index: int, router: Router, config: PretrainedConfig
+    ) -> Callable[[nn.Module, object, tuple[Tensor, Tensor, Tensor]], object]:
+        def take_routes(
+            module: nn.Module, _: object, result: tuple[Tensor, Tensor, Tensor]
+        ) -> object:
+            if self._routes is None:
+                return None
+            logits, weights, ids = result
+            replayed = route(
+                logits,
+                k=config.num_experts_per_tok,
+                router=router,
+                bias=getattr(module, "e_score_correction_bias", None),
+                replay=self._routes[:, index],
+                plausibility=self.plausibility,
+            )
+            return logits, replayed.weights.to(weights.dtype), replayed.ids.to(ids.dtype)
+
+        return take_routes
+
+
+def _routers(
+    model: nn.Module,
+) -> Iterator[tuple[nn.Module, Callable[[PretrainedConfig], Router]]]:
+    for module in model.modules():
+        rule = _RULES.get(type(module).__name__)
+        if rule is not None:
+            yield module, rule
