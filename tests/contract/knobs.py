@@ -264,11 +264,10 @@ RLRUN = {
     "phases[].rollout.maxConcurrent": f"{TRAINER}.ray_backend limits",
     "phases[].rollout.concurrency.min": f"{CONTROLLER}.publishing.concurrency",
     "phases[].rollout.concurrency.max": f"{CONTROLLER}.publishing.concurrency",
-    "phases[].rollout.maxTurns": f"{TRAINER}.rollouts.group_runner limits",
-    "phases[].rollout.maxTurnTokens": f"{TRAINER}.rollouts.group_runner limits",
-    "phases[].rollout.maxTokens": f"{TRAINER}.rollouts.group_runner limits",
-    "phases[].rollout.timeoutSeconds": f"{TRAINER}.rollouts.group_runner limits",
-    "phases[].rollout.retries": f"{TRAINER}.rollouts.group_runner limits",
+    **{
+        f"phases[].rollout.{name}": f"{TRAINER}.rollouts.group_runner limits"
+        for name in ("maxTurns", "maxTurnTokens", "maxTokens", "timeoutSeconds", "retries")
+    },
     "phases[].rollout.maxInfraFailurePercent": f"{CONTROLLER}.phases.guards limits",
     **{
         f"phases[].successPolicy.{name}": f"{CONTROLLER}.phases.targets policy"

@@ -97,7 +97,7 @@ EVAL_RUN = {
     **{
         path.removeprefix("phases[]."): reader
         for path, reader in RLRUN.items()
-        if path.startswith("phases[].rollout.")
+        if path.startswith("phases[].rollout.") and ".concurrency." not in path
     },
     "rollout.maxConcurrent": f"{TRAINER}.rollouts.worker order.limits",
     "rollout.maxInfraFailurePercent": DRIVER,

@@ -38,7 +38,7 @@ ROLLOUTS = Counter("etude_rollouts_total", "Rollouts by outcome.", ["state", "re
 INFLIGHT = Gauge("etude_rollout_inflight", "Rollouts under way.", ["kind"])
 TOKEN_SLOTS = Gauge(
     "etude_rollout_token_slots",
-    "Completions that rollouts may have open at once, by the load of the engines; 0 for no limit.",
+    "Completions that rollouts may have open at a time, by the load of engines; 0 for no limit.",
 )
 ENVIRONMENTS = Counter(
     "etude_rollout_environments_total",

@@ -10,9 +10,10 @@ from pydantic import JsonValue, ValidationError
 from torch import Tensor, nn
 
 from etude.common.api.meta import Model
+from etude.common.api.run.async_limits import AsyncLimits
 from etude.common.api.run.feedback_source import MAX_RELEASE_LAG
 from etude.common.api.run.lora import Lora
-from etude.common.api.run.phases import AsyncLimits, Phase, RolloutPolicy
+from etude.common.api.run.phases import Phase, RolloutPolicy
 from etude.common.blobs import Store
 from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.errors import (

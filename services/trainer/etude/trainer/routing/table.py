@@ -52,7 +52,7 @@ class RoutingTable:
     evaluation: frozenset[str] = frozenset()
     """Targets that serve evaluations and nothing else; empty: all engines serve both."""
     token_slots: int = 0
-    """Completions that may be open at once; 0 for no limit. A worker's table has its own share."""
+    """Completions that may be open at a time; 0 for no limit. A worker's table has its share."""
 
     def candidates(self, purpose: Purpose) -> tuple[str, ...]:
         """Targets that take new calls of a purpose; all live ones if its own are all away."""

@@ -1,4 +1,4 @@
-"""Token slots: completions that a rollout worker may have open at once.
+"""Token slots: completions that a rollout worker may have open at a time.
 
 A rollout holds one while it samples, and none while its tools run; its environment is another
 matter.

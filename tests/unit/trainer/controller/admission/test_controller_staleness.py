@@ -80,7 +80,7 @@ class Simulation:
 
     def put(self, index: int, *, is_ready: bool) -> None:
         deadline = self.bound.deadline(self.oldest[index])
-        self.index.put(str(index), GroupDeadline(deadline, index, is_ready))
+        self.index.insert(str(index), GroupDeadline(deadline, index, is_ready))
 
     def train(self) -> bool:
         batch = self.index.pick(trainer=self.trainer)

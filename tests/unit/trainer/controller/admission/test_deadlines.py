@@ -17,9 +17,9 @@ def index_of(
     """Groups r0, r1, … that are ready and u0, u1, … that are not, by their deadlines."""
     index = DeadlineIndex(bound)
     for rank, deadline in enumerate(ready):
-        index.put(f"r{rank}", GroupDeadline(deadline, rank, is_ready=True))
+        index.insert(f"r{rank}", GroupDeadline(deadline, rank, is_ready=True))
     for rank, deadline in enumerate(unfinished, start=len(ready)):
-        index.put(f"u{rank - len(ready)}", GroupDeadline(deadline, rank, is_ready=False))
+        index.insert(f"u{rank - len(ready)}", GroupDeadline(deadline, rank, is_ready=False))
     return index
 
 
@@ -72,7 +72,7 @@ def test_any_changes_lead_to_the_batch_of_the_definition(
             groups.pop(name, None)
         else:
             due = GroupDeadline(deadline, rank, is_ready)
-            index.put(name, due)
+            index.insert(name, due)
             groups[name] = due
         assert index.pick(trainer=trainer) == pick_plainly(bound, list(groups.items()), trainer)
         late = [n for n, due in groups.items() if bound.is_late(due.deadline, trainer=trainer)]

@@ -74,7 +74,7 @@ class RolloutBuffer:
         return None if picked is None else [self.ledger.live[name] for name in picked]
 
     def blocking(self, *, trainer: int) -> list[RolloutGroup]:
-        """Unfinished groups without which a batch could be picked at once."""
+        """Unfinished groups without which a batch could be picked now."""
         return [self.ledger.live[name] for name in self._index.blocking(trainer=trainer)]
 
     def has_later_deadline(self, group: RolloutGroup) -> bool:
@@ -91,6 +91,6 @@ class RolloutBuffer:
         else:
             self._undated.pop(group.group_id, None)
         deadline = self.bound.deadline(self.serving() if oldest is None else oldest)
-        self._index.put(
+        self._index.insert(
             group.group_id, GroupDeadline(deadline, group.sequence, self.is_ready(group))
         )

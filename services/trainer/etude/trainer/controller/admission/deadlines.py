@@ -33,7 +33,7 @@ class DeadlineIndex:
     """Those of them that are ready."""
     _num_ready: int = 0
 
-    def put(self, group_id: str, due: GroupDeadline) -> None:
+    def insert(self, group_id: str, due: GroupDeadline) -> None:
         """Add a group, or replace what is known of it."""
         self.discard(group_id)
         self._groups[group_id] = due
@@ -76,7 +76,7 @@ class DeadlineIndex:
         return list(self._first(taken))
 
     def blocking(self, *, trainer: int) -> list[str]:
-        """Unfinished groups without which a batch could be picked at once, as few as suffice.
+        """Unfinished groups without which a batch could be picked now, as few as suffice.
 
         Of several that would do, those that were admitted last: they lose the least work. None if
         too few groups are ready, or nothing is in the way.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from etude.common.api.run.phases import OnStale
+from etude.common.api.run.async_limits import OnStale
 from etude.trainer import metrics
 from etude.trainer.controller.admission.buffer import RolloutBuffer
 from etude.trainer.controller.admission.dropping import drop_group, drop_rollout

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from etude.common.api.run.phases import Concurrency
+from etude.common.api.run.async_limits import Concurrency
 from etude.common.rpc import channels
 from etude.trainer import metrics
 from etude.trainer.controller.publishing.engine_client import LOOK_S

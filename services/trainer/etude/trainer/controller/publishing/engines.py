@@ -60,7 +60,7 @@ class Engines:
     lent: LentEngines = field(default_factory=LentEngines)
     """Engines of routes, beside the run's own."""
     token_slots: int = 0
-    """Completions that rollouts may have open at once; 0 for no limit."""
+    """Completions that rollouts may have open at a time; 0 for no limit."""
     last_pause_s: float = 0.0
     """Longest engine pause of the newest activation."""
     _replicas: dict[str, EngineWeightClient] = field(init=False)
