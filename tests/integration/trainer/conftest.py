@@ -1,6 +1,6 @@
 """The partners of a rollout worker over real gRPC: scripted, and faulty on demand."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,6 +93,22 @@ class States(environment_state_pb2_grpc.EnvStateServiceServicer):
     """Command of every set-up that fails."""
     lost_setups: int = 0
     """Set-ups that end with UNAVAILABLE before any succeeds."""
+    on_resume: Callable[[str], None] | None = None
+    """Called with each lease that is resumed; None: none can be."""
+
+    @override
+    async def Resume(
+        self,
+        request: environment_state_pb2.ResumeRequest,
+        context: grpc.aio.ServicerContext[
+            environment_state_pb2.ResumeRequest, environment_state_pb2.ResumeResponse
+        ],
+    ) -> environment_state_pb2.ResumeResponse:
+        if self.on_resume is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such lease")
+        else:
+            self.on_resume(request.lease_id)
+        return environment_state_pb2.ResumeResponse()
 
     @override
     async def SetUp(

@@ -19,6 +19,7 @@ from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, WorkerCon
 from etude.trainer.rollouts.trajectories.resume_counts import Resume, ResumeCause, ResumeKind
 from etude.trainer.rollouts.worker import RolloutWorker
 from etude.trainer.routing.table import EngineState, RoutingTable
+from etude.v1 import environments_pb2
 from etude.v1.journal_pb2 import JournalRollout
 
 CALL = "<tool_call><function=read_file><parameter=path>a.py</parameter></function></tool_call>"
@@ -165,6 +166,24 @@ async def test_calls_are_repeated_in_another_environment_when_the_lease_is_gone(
     assert [call_id for _, call_id in partners.node.ran[ran:]] == ["1.0"]  # reads are not
     assert len(partners.broker.launches) == 2
     kind = ResumeKind(Resume.REPLAYED, ResumeCause.CONTROLLER)
+    assert dict(result.resumes.counts) == {kind: 1}
+
+
+async def test_an_environment_whose_lease_expired_is_resumed(
+    partners: Any, config: WorkerConfig, successor: RolloutWorker, task_uri: str
+) -> None:
+    partners.engine.turns = (EDIT, "Done.")
+    order = make_order(partners, task_uri, count=1)
+    async with silent_worker(partners, config, order, answers=1):
+        [[lost]] = partners.broker.granted.values()
+        partners.broker.missing = {lost.lease_id}
+        partners.states.on_resume = partners.broker.missing.discard
+
+        result = await successor.run_group(replace(order, dispatch=1, is_continued=True))
+
+    assert partners.broker.launches[0].on_expiry == environments_pb2.ON_EXPIRY_PAUSE
+    assert [call_id for _, call_id in partners.node.ran] == ["0.0"]
+    kind = ResumeKind(Resume.CONTINUED, ResumeCause.WORKER)
     assert dict(result.resumes.counts) == {kind: 1}
 
 

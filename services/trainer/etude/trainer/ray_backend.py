@@ -278,8 +278,11 @@ class RayRollouts(RolloutWorkers):
     """Rollout workers; each request goes to the least loaded one."""
 
     workers: list[_Worker]
+    _is_abandoned: bool = False
 
     async def close(self) -> None:
+        if self._is_abandoned:
+            return  # a worker that closes gives its leases back
         goodbyes = [asyncio.ensure_future(w.actor.close.remote()) for w in self.workers]
         if goodbyes:
             await asyncio.wait(goodbyes, timeout=CLOSE_S)
@@ -300,11 +303,16 @@ class RayRollouts(RolloutWorkers):
             await self._await_restart(worker)
             raise WorkerLostError("its rollout worker died and was restarted") from error
         except asyncio.CancelledError:
-            ray.cancel(reference)
+            if not self._is_abandoned:
+                ray.cancel(reference)
             raise
         finally:
             worker.load -= len(order.indices)
         return result
+
+    @override
+    def abandon(self) -> None:
+        self._is_abandoned = True
 
     @property
     @override

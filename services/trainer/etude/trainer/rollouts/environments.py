@@ -1,10 +1,14 @@
 """Environments of a group: launch requests, and clients of leased environments."""
 
+import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import grpc
 from typing_extensions import override
 
+from etude.common.errors import EtudeError
 from etude.trainer.rollouts.client_pool import ClientPool
 from etude.trainer.rollouts.failover import ReplacementSource
 from etude.trainer.rollouts.leases import Leases
@@ -16,10 +20,17 @@ from etude.trainer.rollouts.task_setup import TaskSetup
 from etude.trainer.routing.table import Purpose
 from etude.v1 import environments_pb2
 
+log = logging.getLogger(__name__)
+
 CALL_MARGIN_S = 30.0
 """On top of a rollout's own limit: the rollout ends first, so that slowness is not a fault."""
 
 MIN_QUEUE_S = 600
+
+RESUMED_S = 120
+"""Life of a lease that had expired, before it is renewed."""
+ADOPTION_TRIES = 10
+ADOPTION_PAUSE_S = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +62,25 @@ class GroupEnvironments:
             self.clients.snapshot_stub(lease.endpoint), lease, outage, self.call_s
         )
 
+    async def take_over(self, lease: environments_pb2.Lease) -> bool:
+        """Hold the lease of a worker that died; False if it is gone.
+
+        Hosts keep the environment of an expired lease for a while, until it is resumed.
+        """
+        if await self.leases.take_over(lease.lease_id):
+            return True
+        try:
+            await self.states(lease, OutageBudget(0)).resume(ttl_s=RESUMED_S)
+        except (grpc.aio.AioRpcError, EtudeError) as error:
+            log.info("lease %s is gone: %s", lease.lease_id, error)
+            return False
+        for _ in range(ADOPTION_TRIES):
+            # Its host's next heartbeat makes it known to the broker again.
+            if await self.leases.take_over(lease.lease_id):
+                return True
+            await asyncio.sleep(ADOPTION_PAUSE_S)
+        return False
+
     async def announce(self) -> None:
         """Tell the broker that the group starts soon, if it has siblings."""
         order = self.order
@@ -78,6 +108,7 @@ class GroupEnvironments:
             count=len(indices),
             toolset=order.limits.toolset,
             image=self.image,
+            on_expiry=environments_pb2.ON_EXPIRY_PAUSE,
             # A single rollout has no siblings to share a host with.
             group_id=order.group_id if len(order.indices) > 1 else "",
             queue_timeout_seconds=max(MIN_QUEUE_S, 4 * order.limits.timeout_seconds),

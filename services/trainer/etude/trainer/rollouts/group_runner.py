@@ -142,8 +142,8 @@ class GroupRunner:
 
     async def _take_over(self, index: int, attempt: int) -> bool:
         """Go on in the environment of an earlier worker; False if there is none."""
-        leases = self.environments.leases
-        lease = await self.history.take_over(self._rollout_id(index), leases)
+        take = self.environments.take_over
+        lease = await self.history.take_over(self._rollout_id(index), take)
         if lease is not None:
             self._start_attempt(index, LaunchResult(0, lease, ""), None, attempt)
         return lease is not None

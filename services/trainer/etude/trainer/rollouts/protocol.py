@@ -149,6 +149,10 @@ class RolloutWorkers(Protocol):
         """
         ...
 
+    def abandon(self) -> None:
+        """Leave all rollouts and their environments to a successor: nothing is released."""
+        return  # workers without processes leave nothing
+
     async def update_routing(self, table: RoutingTable) -> None:
         """Give all workers the engines as they are now, and each the loads of the others."""
         ...

@@ -1,7 +1,7 @@
 """History of a group: the recorded turns of its rollouts, and how each goes on from there."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -41,14 +41,6 @@ class Dispatch(Protocol):
         ...
 
 
-class LeaseTaker(Protocol):
-    """Holder of leases that may take over those of others."""
-
-    async def take_over(self, lease_id: str) -> bool:
-        """Hold a lease; False if it is gone."""
-        ...
-
-
 @dataclass(slots=True, kw_only=True)
 class GroupHistory:
     """Recorded rollouts of one group, by id."""
@@ -75,12 +67,19 @@ class GroupHistory:
             else:
                 self._past[rollout_id] = past
 
-    async def take_over(self, rollout_id: str, leases: LeaseTaker) -> environments_pb2.Lease | None:
-        """The environment of a rollout that goes on, if it is still there."""
+    async def take_over(
+        self, rollout_id: str, take: Callable[[environments_pb2.Lease], Awaitable[bool]]
+    ) -> environments_pb2.Lease | None:
+        """The environment of a rollout that goes on, if it is still there.
+
+        Args:
+            rollout_id: of the rollout.
+            take: holds a lease; False if it is gone.
+        """
         past = self._past.get(rollout_id)
         if past is None or past.lease is None:
             return None
-        if await leases.take_over(past.lease.lease_id):
+        if await take(past.lease):
             return past.lease
         past.lease = None
         return None
