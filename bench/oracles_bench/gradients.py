@@ -3,6 +3,7 @@
 Shapes: B rollouts, T tokens of the longest, N trained tokens.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,8 @@ from etude.common.api.run.phases import Algorithm
 from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.algorithms.registry import build_algorithm
 from etude.trainer.learner.objective import PolicyObjective
-from etude.trainer.learner.sequence_packing import Microbatch
+from etude.trainer.learner.rows import TrainingRow
+from etude.trainer.learner.sequence_packing import collate
 from etude.trainer.model.output_head import TokenScores
 from oracles_bench.cases import Case, Formula
 
@@ -49,15 +51,12 @@ def compute_gradient(case: Case, formula: Formula) -> Batch:
     proximal, sampler = (each[rows, places] for each in (case.proximal, case.sampler))
     is_corrected = algorithm.parameters.token_correction.kind != "None"
     anchor = proximal if is_corrected else sampler
-    microbatch = Microbatch(
-        token_ids=rows[None],
-        rows=rows,
-        places=places,
+    microbatch = replace(
+        collate(_build_rows(case), device=torch.device("cpu")),
+        # The learner's are float32.
         weights=weights[rows],
         advantages=advantages[rows],
         sampler_logprobs=sampler,
-        is_current=torch.zeros_like(rows, dtype=torch.bool),
-        tokens=rows[:0],
         proximal_logprobs=proximal,
         sequence_log_rho=_rollout_mean(proximal - sampler, rows, counts),
         sequence_log_ratio=_rollout_mean(tokens.detach() - anchor, rows, counts),
@@ -66,6 +65,25 @@ def compute_gradient(case: Case, formula: Formula) -> Batch:
     loss = objective(TokenScores(tokens, torch.zeros_like(tokens)), microbatch)
     (gradient,) = torch.autograd.grad(loss, logprobs)
     return Batch(gradient, advantages)
+
+
+def _build_rows(case: Case) -> list[TrainingRow]:
+    """One row for each rollout, with the places of its trained tokens."""
+    found = []
+    for mask in case.mask.numpy():
+        places = np.flatnonzero(mask)
+        none = np.zeros(places.size, dtype=np.float32)
+        found.append(
+            TrainingRow(
+                token_ids=np.zeros(mask.size, dtype=np.int32),
+                places=places,
+                weights=none,
+                advantages=none,
+                sampler_logprobs=none,
+                is_current=none.astype(np.bool_),
+            )
+        )
+    return found
 
 
 def _advantages(case: Case, algorithm: AlgorithmSteps) -> Tensor:
