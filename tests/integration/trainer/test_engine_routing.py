@@ -136,6 +136,23 @@ async def test_both_of_two_engines_sample(fleet: Fleet, sampler: Make) -> None:
     assert sorted(replicas) == ["0"] * 4 + ["1"] * 4
 
 
+async def test_one_token_slot_has_completions_one_after_the_other_on_the_platforms_time(
+    fleet: Fleet, sampler: Make
+) -> None:
+    for engine in fleet.engines:
+        engine.pause_s = 0.05
+    fleet.router.use_table(replace(fleet.router.table, token_slots=1))
+    samplers = [sampler(0, f"g{number}") for number in range(3)]
+    tasks = [asyncio.create_task(sample(each, length=8)) for each in samplers]
+    await until(lambda: any(engine.requests for engine in fleet.engines))
+    assert sum(len(engine.requests) for engine in fleet.engines) == 1
+    await asyncio.gather(*tasks)
+    waits_s = [each.outage.lost_s for each in samplers]
+    assert waits_s[0] < min(waits_s[1:])
+    assert waits_s[1] < waits_s[2]
+    assert not any(each.outage.stalled_s for each in samplers)
+
+
 async def test_the_longest_prompt_that_a_run_allows_fits_into_a_message(
     fleet: Fleet, sampler: Make
 ) -> None:

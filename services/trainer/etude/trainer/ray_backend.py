@@ -30,6 +30,7 @@ from etude.trainer.rollouts.protocol import (
     RolloutWorkers,
     WorkerConfig,
     WorkerLostError,
+    share_token_slots,
     split_evenly,
 )
 from etude.trainer.rollouts.worker import RolloutWorker
@@ -324,12 +325,12 @@ class RayRollouts(RolloutWorkers):
         await asyncio.gather(*(self._update_worker(worker, table) for worker in self.workers))
 
     def _part_of(self, table: RoutingTable, worker: _Worker) -> RoutingTable:
-        """The table with a worker's share of the token slots, one at least."""
+        """The table with a worker's share of the token slots."""
         if not table.token_slots:
             return table
-        parts = [*split_evenly(table.token_slots, len(self.workers)), *([1] * len(self.workers))]
+        shares = share_token_slots(table.token_slots, len(self.workers))
         place = next(i for i, each in enumerate(self.workers) if each is worker)
-        return replace(table, token_slots=parts[place])
+        return replace(table, token_slots=shares[place])
 
     async def _update_worker(self, worker: _Worker, table: RoutingTable) -> None:
         others = sum_loads(each.engine_loads for each in self.workers if each is not worker)

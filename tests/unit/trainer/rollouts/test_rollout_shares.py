@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from etude.trainer.rollouts.leases import RolloutSlots
-from etude.trainer.rollouts.protocol import split_evenly
+from etude.trainer.rollouts.protocol import share_token_slots, split_evenly
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,13 @@ from etude.trainer.rollouts.protocol import split_evenly
 )
 def test_a_limit_is_divided_without_rest(total: int, workers: int, expected: list[int]) -> None:
     assert split_evenly(total, workers) == expected
+
+
+@pytest.mark.parametrize(("total", "workers", "expected"), [(7, 3, [3, 2, 2]), (1, 3, [1, 1, 1])])
+def test_each_worker_has_a_token_slot_at_least(
+    total: int, workers: int, expected: list[int]
+) -> None:
+    assert share_token_slots(total, workers) == expected
 
 
 async def test_a_phase_with_another_limit_gets_its_own_slots() -> None:

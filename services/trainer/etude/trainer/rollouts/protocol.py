@@ -70,6 +70,12 @@ def split_evenly(total: int, workers: int) -> list[int]:
     return [total // used + (place < total % used) for place in range(used)]
 
 
+def share_token_slots(total: int, workers: int) -> list[int]:
+    """Share token slots among workers, of which each needs one to go on at all."""
+    shares = split_evenly(total, workers)
+    return shares + [1] * (workers - len(shares))
+
+
 @dataclass(slots=True)
 class StartCounts:
     """Counts of set-ups of a group, and of its rollouts by how each started."""

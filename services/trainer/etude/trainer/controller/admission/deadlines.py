@@ -114,7 +114,7 @@ class DeadlineIndex:
             yield deadline, len(self._by_deadline[deadline]) - taken.get(deadline, 0)
 
     def _first(self, taken: Mapping[int, int]) -> Iterator[str]:
-        """So many groups of each deadline, the earliest admitted first."""
+        """The taken number of groups of each deadline, the earliest admitted first."""
         for deadline, count in taken.items():
             yield from heapq.nsmallest(
                 count, self._ready[deadline], key=lambda name: self._groups[name].rank
