@@ -29,10 +29,9 @@ class TokenSlots:
     @contextlib.asynccontextmanager
     async def hold(self) -> AsyncIterator[float]:
         """Hold a slot in the block; gives the seconds that it was waited for."""
-        began_s = time.monotonic()
-        await self._acquire()
+        waited_s = await self._acquire()
         try:
-            yield time.monotonic() - began_s
+            yield waited_s
         finally:
             self.taken -= 1
             self._grant()
@@ -41,10 +40,16 @@ class TokenSlots:
     def _has_room(self) -> bool:
         return not self.limit or self.taken < self.limit
 
-    async def _acquire(self) -> None:
+    async def _acquire(self) -> float:
+        """Take a slot; returns the seconds that it was waited for.
+
+        Raises:
+            CancelledError: the wait was cancelled; no slot is taken.
+        """
         if self._has_room and not self._waiting:
             self.taken += 1
-            return
+            return 0.0
+        began_s = time.monotonic()
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
@@ -54,6 +59,7 @@ class TokenSlots:
                 self.taken -= 1  # granted at the same moment
                 self._grant()
             raise
+        return time.monotonic() - began_s
 
     def _grant(self) -> None:
         while self._waiting and self._has_room:
