@@ -161,6 +161,13 @@ def test_a_parameter_of_no_algorithm_is_found() -> None:
     assert finding.fix == "did you mean clipHigh?"
 
 
+def test_more_updates_than_groups_of_a_step_are_found() -> None:
+    finding = only(changed(RUN, "DrGRPO", "DrGRPO\n      parameters: {updatesPerBatch: 64}"))
+    assert finding.field == "spec.phases[0].algorithm.parameters.updatesPerBatch"
+    assert "64 updates cannot share" in finding.what
+    assert "or raise promptsPerStep" in finding.fix
+
+
 def test_a_parameter_that_sits_one_level_up_is_told_so() -> None:
     finding = only(changed(RUN, "DrGRPO", "DrGRPO\n      parameters: {groupsize: 4}"))
     assert finding.fix == (

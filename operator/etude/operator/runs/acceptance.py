@@ -64,7 +64,8 @@ def _wrong_parameters(run: RLRun, platform: Platform) -> Iterator[str]:
     for index, phase in enumerate(run.spec.phases):
         if phase.algorithm is not None:
             at = f"spec.phases[{index}].algorithm.parameters"
-            check = partial(check_algorithm, prompts_per_step=phase.algorithm.prompts_per_step)
+            groups = None if phase.is_feedback else phase.algorithm.prompts_per_step
+            check = partial(check_algorithm, prompts_per_step=groups)
             yield from _check_parameters(
                 at, check, phase.algorithm.name, phase.algorithm.parameters
             )

@@ -67,9 +67,7 @@ def build_algorithm(
     Raises:
         ValueError: a parameter is unknown, ignored or out of range.
     """
-    parameters = check_algorithm(
-        algorithm.name, algorithm.parameters, prompts_per_step=algorithm.prompts_per_step
-    )
+    parameters = check_algorithm(algorithm.name, algorithm.parameters)
     if max_staleness:
         parameters = correct_stale_tokens(parameters)
     match parameters:

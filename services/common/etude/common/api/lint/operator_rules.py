@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from etude.common.api.lint.messages import FieldMessage, abbreviate_names, dotted
 from etude.common.api.pool import cron
+from etude.common.api.run.phase_rules import PROMPTS_PER_STEP
 from etude.common.api.run.pod_template import (
     directive_errors,
     duplicate_errors,
@@ -50,6 +51,8 @@ def run_refusals(spec: JsonValue) -> Iterator[FieldMessage]:
             path = ("spec", "budget", "gpuHours")
             what = f"{dotted(path)}: {UNCOUNTED}, and roles.{name} has no others"
             yield FieldMessage(path, what, UNCOUNTED_FIX)
+    for index, item in enumerate(_list(_mapping(spec).get("phases"))):
+        yield from _too_many_updates(_mapping(item), ("spec", "phases", index))
     for index, item in enumerate(_list(roles.get("environments"))):
         place = ("spec", "roles", "environments", index)
         yield from _unknown_template(_mapping(item), place)
@@ -67,6 +70,18 @@ def route_refusals(spec: JsonValue) -> Iterator[FieldMessage]:
 def _is_uncounted(role: dict[str, JsonValue]) -> bool:
     """True if only the allocator of resource claims knows the devices of a role."""
     return bool(_list(role.get("resourceClaims"))) and not role.get("gpusPerReplica")
+
+
+def _too_many_updates(phase: dict[str, JsonValue], at: FieldPath) -> Iterator[FieldMessage]:
+    algorithm = _mapping(phase.get("algorithm"))
+    updates = _mapping(algorithm.get("parameters")).get("updatesPerBatch")
+    groups = algorithm.get("promptsPerStep", PROMPTS_PER_STEP)
+    if phase.get("type") != "ReinforcementLearning":
+        return
+    if isinstance(updates, int) and isinstance(groups, int) and updates > groups:
+        path = (*at, "algorithm", "parameters", "updatesPerBatch")
+        what = f"{dotted(path)}: {updates} updates cannot share {groups} groups"
+        yield FieldMessage(path, what, f"write {groups} or less, or raise promptsPerStep")
 
 
 def _reserved(role: dict[str, JsonValue], at: FieldPath) -> Iterator[FieldMessage]:
