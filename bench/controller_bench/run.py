@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from etude.agent.chat import ChatFormat
 from etude.common.blobs import open_store
+from etude.common.checkpoints.manifest import StoredCheckpoint
 from etude.common.role_inputs import ResolvedRun
 from etude.common.run_folder.record import FolderRecord
 from etude.trainer.compactor.report import CompactorClient, CompactorReport
@@ -38,6 +39,7 @@ class RunShape(NamedTuple):
     """0 for mode Sync."""
     steps: int
     seed: int
+    steps_per_checkpoint: int = 1_000_000
 
     @property
     def groups(self) -> int:
@@ -55,8 +57,21 @@ class RemoteCompactor(CompactorClient):
         )
 
 
+class OpenedController(NamedTuple):
+    """A controller that took a run over."""
+
+    run: Run
+    checkpoint: StoredCheckpoint | None
+    """From which it goes on; None in a new run."""
+
+
 def open_controller(shape: RunShape, folder: Path, workers: RolloutWorkers) -> Run:
     """Open a new run below a folder."""
+    return take_over(shape, folder, workers).run
+
+
+def take_over(shape: RunShape, folder: Path, workers: RolloutWorkers) -> OpenedController:
+    """Open the run below a folder, as the successor of whatever controller it had."""
     resolved = ResolvedRun.model_validate(
         {"name": "bench", "uid": "bench", "spec": _spec(shape, folder)}
     )
@@ -73,19 +88,22 @@ def open_controller(shape: RunShape, folder: Path, workers: RolloutWorkers) -> R
         plans=PlanReporter(),
     )
     save_byte_tokenizer(folder)
-    return Run.assemble(
+    run = Run.assemble(
         resolved, opened, services, store=store, holder="bench", chat=ChatFormat.load(folder)
     )
+    return OpenedController(run, opened.checkpoint)
 
 
-async def train_to_end(run: Run, shape: RunShape) -> None:
+async def train_to_end(
+    run: Run, shape: RunShape, checkpoint: StoredCheckpoint | None = None
+) -> None:
     """Train as many tasks as the run needs."""
     tasks = tuple(
         Task(task_id=f"train/t{i}", uri=f"file:///tasks/t{i}", environment="repos")
         for i in range(shape.groups)
     )
     orders = {"rl": TaskOrder(tasks=tasks, seed=shape.seed)}
-    await train(run, TaskSets(orders=orders, evaluations={}), checkpoint=None)
+    await train(run, TaskSets(orders=orders, evaluations={}), checkpoint=checkpoint)
 
 
 def audit(run: Run, shape: RunShape) -> JournalAudit:
@@ -101,7 +119,7 @@ def _spec(shape: RunShape, folder: Path) -> dict[str, Any]:
         "model": {"uri": "file:///model"},
         "storage": {"uri": (folder / "run").as_uri()},
         "weights": {"dtype": "Float32"},
-        "checkpointing": {"everySteps": 1_000_000},
+        "checkpointing": {"everySteps": shape.steps_per_checkpoint},
         "phases": [
             {
                 "name": "rl",
