@@ -147,7 +147,9 @@ def _check_link(link: rollout_pb2.Link, where: str, *, vocab_size: int, max_toke
         ids = link.token_ids[start : start + _IDS_AT_ONCE]
         if min(ids) < 0 or max(ids) >= vocab_size:
             raise InvalidFieldError(f"{where}.token_ids", f"an id is outside [0, {vocab_size})")
-    mask = np.frombuffer(link.loss_mask, dtype=np.uint8) != 0
+    mask = np.frombuffer(link.loss_mask, dtype=np.uint8)
+    if mask.max() > 1:
+        raise InvalidFieldError(f"{where}.loss_mask", "a byte is neither 0 nor 1")
     if mask[0]:
         raise InvalidFieldError(f"{where}.loss_mask", "the first token has nothing before it")
 
