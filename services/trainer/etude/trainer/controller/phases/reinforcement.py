@@ -17,6 +17,7 @@ from etude.trainer.controller.admission.dropping import (
     drop_surplus,
 )
 from etude.trainer.controller.admission.groups import RolloutGroup, build_policy_batch
+from etude.trainer.controller.admission.old_trajectories import OldTrajectories
 from etude.trainer.controller.admission.plans import order_by_readiness, upcoming_waves
 from etude.trainer.controller.admission.staleness import StalenessBound
 from etude.trainer.controller.admission.tasks import TaskOrder
@@ -149,6 +150,7 @@ class ReinforcementPhase:
         if await self._accounting.stop_if_frozen() or not await self.evaluator.evaluate():
             return False
         drop_faulty(run.book, self._buffer.groups())
+        old = await OldTrajectories.find(run.store, run.book.ledger.live)
         while run.progress.cursor.step < run.progress.last_step:
             started = time.monotonic()
             groups = await self._next_batch()
@@ -162,6 +164,7 @@ class ReinforcementPhase:
                     }
                 )
                 await self._train_step(groups, waited_s=time.monotonic() - started)
+            await old.delete_unneeded(run.book.ledger.live)
             if await self._accounting.stop_if_frozen():
                 return False
             if self.evaluator.is_due():
