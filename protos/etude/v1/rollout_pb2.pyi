@@ -40,7 +40,7 @@ class Link(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., loss_mask: _Optional[bytes] = ..., sampler_logprobs: _Optional[_Iterable[float]] = ..., spans: _Optional[_Iterable[_Union[_weights_pb2.PolicySpan, _Mapping]]] = ...) -> None: ...
 
 class Costs(_message.Message):
-    __slots__ = ("completion_tokens", "tool_output_tokens", "tool_calls", "malformed_calls", "turns", "tool_seconds", "token_seconds", "prompt_tokens", "thinking_tokens", "final_message_tokens")
+    __slots__ = ("completion_tokens", "tool_output_tokens", "tool_calls", "malformed_calls", "turns", "tool_seconds", "token_seconds", "prompt_tokens", "thinking_tokens", "final_message_tokens", "summary_tokens")
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOOL_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class Costs(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     THINKING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINAL_MESSAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     completion_tokens: int
     tool_output_tokens: int
     tool_calls: int
@@ -61,7 +62,8 @@ class Costs(_message.Message):
     prompt_tokens: int
     thinking_tokens: int
     final_message_tokens: int
-    def __init__(self, completion_tokens: _Optional[int] = ..., tool_output_tokens: _Optional[int] = ..., tool_calls: _Optional[int] = ..., malformed_calls: _Optional[int] = ..., turns: _Optional[int] = ..., tool_seconds: _Optional[float] = ..., token_seconds: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., thinking_tokens: _Optional[int] = ..., final_message_tokens: _Optional[int] = ...) -> None: ...
+    summary_tokens: int
+    def __init__(self, completion_tokens: _Optional[int] = ..., tool_output_tokens: _Optional[int] = ..., tool_calls: _Optional[int] = ..., malformed_calls: _Optional[int] = ..., turns: _Optional[int] = ..., tool_seconds: _Optional[float] = ..., token_seconds: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., thinking_tokens: _Optional[int] = ..., final_message_tokens: _Optional[int] = ..., summary_tokens: _Optional[int] = ...) -> None: ...
 
 class CallRecord(_message.Message):
     __slots__ = ("turn", "name", "arguments_json", "result", "is_error", "is_malformed")
