@@ -1,18 +1,21 @@
 """Nodes that kill themselves in the middle of their work, and what is asked of them."""
 
-import asyncio
-import gc
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 from etude.envserver.host.host import Host
 from etude.v1 import environments_pb2
 
+ROOT = Path(__file__).parents[3]
 WRITE = "echo {} > state; echo {} > /tmp/memory"
 
 
@@ -56,16 +59,18 @@ def die(*_: object) -> None:
 
 
 def killed(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Do it in a process that kills itself."""
-    # What other tests left may wait in its destructor for threads that a child does not have.
-    gc.disable()
-    child = os.fork()
-    if child == 0:
-        try:
-            asyncio.run(work())
-        except BaseException as error:  # noqa: BLE001 - the child must not return into pytest
-            os.write(2, repr(error).encode())
-        os._exit(1)
-    gc.enable()
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    """Do it in a process that kills itself.
+
+    In a new one: a fork of this one would wait for locks of threads that it does not have.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN],
+        input=cloudpickle.dumps(work),
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == -signal.SIGKILL
+
+
+_RUN = "import asyncio, sys, cloudpickle; asyncio.run(cloudpickle.load(sys.stdin.buffer)())"
