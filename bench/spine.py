@@ -28,7 +28,8 @@ from etude.agent import minitest
 from etude.agent.chat import ChatFormat
 from etude.agent.completions import Completion, FinishReason
 from etude.agent.local import INITIAL, LocalEnvironment
-from etude.agent.rollout import RolloutLimits, RolloutTask, Sampler, run_rollout
+from etude.agent.rollout import run_rollout
+from etude.agent.token_policy import RolloutLimits, RolloutTask, Sampler
 from etude.agent.toolsets import toolset
 from etude.agent.trajectory import PolicySpan
 from etude.agent.workspace import ExecResult, MemoryWorkspace

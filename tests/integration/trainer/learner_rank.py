@@ -8,7 +8,7 @@ import numpy as np
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.debug import CommDebugMode
 
-from etude.common.api.run.lora import Lora
+from etude.common.api.run.roles import Lora
 from etude.common.api.run.weights import Weights
 from etude.common.api.storage import Storage
 from etude.trainer.learner.batches import (

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from etude.common.api.run.phases import RolloutPolicy
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.api.storage import Storage
 from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, WorkerConfig
 from etude.trainer.rollouts.trajectories.resume_counts import Resume, ResumeCause, ResumeKind

@@ -9,7 +9,7 @@ import pytest
 from tests.support.native_template import TEMPLATE, write_call
 
 from etude.agent.chat import ChatFormat
-from etude.common.api.run.phases import RolloutPolicy
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.api.storage import Storage
 from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
 from etude.trainer.rollouts.worker import RolloutWorker

@@ -15,7 +15,8 @@ from tests.support.trainer.scripted_endpoint import (
 )
 
 from etude.common.api.evaluation.spec import EvaluatedEndpoint
-from etude.common.api.run.phases import RolloutPolicy, TaskSet
+from etude.common.api.run.phases import TaskSet
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.api.storage import Storage
 from etude.common.errors import UserError
 from etude.common.evaluation.row_comparison import compare_rows, metric_rule

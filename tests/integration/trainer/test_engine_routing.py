@@ -8,7 +8,7 @@ import pytest
 from typing_extensions import override
 
 from etude.agent.completions import Completion, FinishReason, find_inconsistency
-from etude.common.api.run.phases import RolloutPolicy
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.errors import UnavailableError
 from etude.common.rpc import channels
 from etude.common.rpc.server import Server

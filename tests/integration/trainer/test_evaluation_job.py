@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from etude.common.api.run.phases import RolloutPolicy, TaskSet
+from etude.common.api.run.phases import TaskSet
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.api.storage import Storage
 from etude.common.errors import CorruptError, StoreError, UserError
 from etude.common.run_folder.record import FolderRecord

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from etude.common.api.run.phases import RolloutPolicy
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.trainer.rollouts.group_start import MAX_SETUPS
 from etude.trainer.rollouts.protocol import GroupRequest, GroupResult
 from etude.trainer.rollouts.worker import RolloutWorker

@@ -35,6 +35,7 @@ from etude.feedback.windows.audit import WindowAudit, audit_windows
 from etude.feedback.windows.builder import WindowBuilder
 from etude.feedback.windows.settings import WindowRules
 from etude.trainer.algorithms.drgrpo import DrGRPO
+from etude.trainer.algorithms.tokens import TokenLogprobs
 
 GENERAL, OWN = 6, 2
 """Kinds of tasks of everyone, and of one tenant; the latter are the last ones."""
@@ -100,9 +101,14 @@ class TablePolicy:
             weights = torch.tensor(algorithm.token_weights(np.ones(len(part), dtype=np.int64)))
             logprobs = torch.log_softmax(logits[kinds[part]], -1)
             chosen = logprobs.gather(1, answers[part, None]).squeeze(1)
-            surrogate = algorithm.surrogate(
-                chosen, anchor=anchors[part], advantages=advantages[part]
+            tokens = TokenLogprobs(
+                logprobs=chosen,
+                proximal=chosen.detach(),
+                sampler=anchors[part],
+                is_corrected=False,
+                sequence_log_ratio=chosen[:0],
             )
+            surrogate = algorithm.surrogate(tokens, advantages=advantages[part])
             optimiser.zero_grad()
             (weights * surrogate.values).sum().backward()
             optimiser.step()

@@ -8,7 +8,8 @@ import pytest
 from etude.agent.chat import ChatFormat
 from etude.agent.chat.thinking import count_thinking, remove_thinking
 from etude.agent.local import LocalEnvironment, ScriptedSampler
-from etude.agent.rollout import RolloutLimits, RolloutTask, run_rollout
+from etude.agent.rollout import run_rollout
+from etude.agent.token_policy import RolloutLimits, RolloutTask
 from etude.agent.tool_calls import render_call
 from etude.agent.tool_formats.xml import XmlFormat
 from etude.agent.toolsets import toolset

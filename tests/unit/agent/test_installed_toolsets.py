@@ -11,7 +11,7 @@ from etude.agent.tools.base import ErrorKind
 from etude.agent.toolsets import run_calls, toolset
 from etude.agent.workspace import Workspace
 from etude.common.api.lint.linter import lint_text
-from etude.common.api.run.phases import RolloutPolicy
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.errors import UserError
 
 SOURCE = '''

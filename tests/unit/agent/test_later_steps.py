@@ -8,7 +8,8 @@ from typing_extensions import override
 
 from etude.agent.chat import ChatFormat
 from etude.agent.local import LocalEnvironment, ScriptedSampler
-from etude.agent.rollout import RolloutLimits, RolloutTask, run_rollout
+from etude.agent.rollout import run_rollout
+from etude.agent.token_policy import RolloutLimits, RolloutTask
 from etude.agent.tool_calls import render_call
 from etude.agent.toolsets import toolset
 from etude.agent.trajectory import RolloutEnding, Trajectory

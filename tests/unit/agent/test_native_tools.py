@@ -11,7 +11,8 @@ from etude.agent.chat.native_form import find_native_form
 from etude.agent.chat.pieces import PieceReader
 from etude.agent.chat.trial import check_chat_format
 from etude.agent.local import LocalEnvironment, ScriptedSampler
-from etude.agent.rollout import RolloutLimits, RolloutTask, run_rollout
+from etude.agent.rollout import run_rollout
+from etude.agent.token_policy import RolloutLimits, RolloutTask
 from etude.agent.toolsets import list_schemas, tool_schema, toolset
 from etude.agent.trajectory import RolloutEnding, Trajectory
 from etude.agent.workspace import ExecResult, MemoryWorkspace

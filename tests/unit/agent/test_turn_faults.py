@@ -11,7 +11,8 @@ from typing_extensions import override
 from etude.agent.chat import ChatFormat
 from etude.agent.completions import Completion, FinishReason
 from etude.agent.local import LocalEnvironment, ScriptedSampler
-from etude.agent.rollout import RolloutLimits, RolloutTask, Sampler, run_rollout
+from etude.agent.rollout import run_rollout
+from etude.agent.token_policy import RolloutLimits, RolloutTask, Sampler
 from etude.agent.tool_calls import render_call
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import toolset

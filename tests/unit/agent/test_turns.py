@@ -16,7 +16,8 @@ from typing_extensions import override
 from etude.agent.chat import ChatFormat
 from etude.agent.completions import Completion, FinishReason
 from etude.agent.local import LocalEnvironment, ScriptedSampler
-from etude.agent.rollout import RolloutLimits, RolloutTask, Sampler, run_rollout
+from etude.agent.rollout import run_rollout
+from etude.agent.token_policy import RolloutLimits, RolloutTask, Sampler
 from etude.agent.tool_calls import render_call
 from etude.agent.tools.base import ErrorKind, ToolOutcome
 from etude.agent.toolsets import toolset
@@ -337,7 +338,7 @@ async def test_each_turn_leaves_its_trace_spans(
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracer = provider.get_tracer("test")
     monkeypatch.setattr("etude.agent.turns._TRACER", tracer)
-    monkeypatch.setattr("etude.agent.rollout._TRACER", tracer)
+    monkeypatch.setattr("etude.agent.token_policy._TRACER", tracer)
     with tracer.start_as_current_span("invoke_agent") as root:
         await roll_out(chat, READ, "Done.")
     spans = exporter.get_finished_spans()

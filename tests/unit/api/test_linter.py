@@ -280,4 +280,4 @@ def test_a_bad_manifest_is_refused_for_its_field_and_rule(case: Mapping[str, str
 def test_the_largest_transcript_may_be_as_long_as_the_engine_takes() -> None:
     small = changed(RUN, "inference: {}", "inference: {maxModelLen: 512}")
     assert findings(changed(small, "DrGRPO", "DrGRPO\n    rollout: {maxTokens: 512}")) == []
-    assert "rollout.maxTokens must not be above" in only(small).what
+    assert "must not be above roles.inference.maxModelLen" in only(small).what

@@ -20,7 +20,8 @@ from etude.agent.interactive.gateway_policy import GatewayAddress, GatewayPolicy
 from etude.agent.interactive.session import AgentSession, ConversationEvents, Screen
 from etude.agent.interactive.user_workspace import Approver, Decision, Edit
 from etude.agent.local import LocalEnvironment, ScriptedSampler
-from etude.agent.rollout import RolloutLimits, RolloutTask, run_rollout
+from etude.agent.rollout import run_rollout
+from etude.agent.token_policy import RolloutLimits, RolloutTask
 from etude.agent.tool_calls import render_call
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import toolset

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from etude.agent.chat import ChatFormat
 from etude.agent.completions import Completion, FinishReason
-from etude.agent.rollout import Sampler
+from etude.agent.token_policy import Sampler
 from etude.agent.tool_calls import call_from_json
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import Toolset, run_calls

@@ -50,6 +50,7 @@ def to_rollout_message(trajectory: Trajectory) -> rollout_pb2.Rollout:
             tool_output_tokens=costs.tool_output_tokens,
             thinking_tokens=costs.thinking_tokens,
             final_message_tokens=costs.final_message_tokens,
+            summary_tokens=costs.summary_tokens,
             tool_calls=costs.tool_calls,
             malformed_calls=costs.malformed_calls,
             turns=costs.turns,

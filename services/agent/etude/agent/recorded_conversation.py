@@ -12,7 +12,7 @@ from typing_extensions import override
 from etude.agent.chat import ChatFormat, Conversation
 from etude.agent.chat.template import TemplateError
 from etude.agent.chat.traits import make_message
-from etude.agent.rollout import SampledText
+from etude.agent.token_policy import SampledText
 from etude.agent.tool_calls import ParsedCall
 from etude.agent.tool_messages import RenderedMessage, make_result_messages
 from etude.agent.tools.base import ErrorKind, ToolOutcome

@@ -86,6 +86,12 @@ class Toolset:
         """JSON schema of each tool."""
         return [tool_schema(name, tool) for name, tool in self.tools.items()]
 
+    def with_tool(self, name: str, tool: type[Tool]) -> "Toolset":
+        """The same tools and another one, for a chat template that does not show the tools yet."""
+        row = json.dumps(tool_schema(name, tool)["function"])
+        tools = {**self.tools, name: tool}
+        return replace(self, system_prompt=f"{self.system_prompt}\n{row}", tools=tools)
+
     def with_form(self, form: NativeForm) -> "Toolset":
         """The same tools, which a model's own chat template shows."""
         return replace(

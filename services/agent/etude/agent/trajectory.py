@@ -75,6 +75,8 @@ class RolloutCosts:
     """Of the completion tokens, those of thinking."""
     final_message_tokens: int = 0
     """Of the completion tokens, those outside of thinking in completions without calls."""
+    summary_tokens: int = 0
+    """Of the completion tokens, those outside of thinking in summaries of a context."""
     tool_calls: int = 0
     malformed_calls: int = 0
     turns: int = 0

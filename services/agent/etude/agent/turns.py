@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import grpc
 from opentelemetry import trace
 
+from etude.agent.summaries import RECEIVED, SummarizeContext
 from etude.agent.tool_calls import MalformedCall, ParsedCall
 from etude.agent.tools.base import ErrorKind, Tool, ToolOutcome
 from etude.agent.tools.terminal import Finish
@@ -83,6 +84,11 @@ class PolicyConversation(Protocol):
             The ending if no room is left.
         """
         what = f"{type(self).__name__} has one request"
+        raise NotImplementedError(what)
+
+    def request_summary(self) -> None:
+        """Let the policy sum up its context once it has read the results of its last calls."""
+        what = f"{type(self).__name__} keeps one context"
         raise NotImplementedError(what)
 
     def note_last_results(self, outcomes: Sequence[ToolOutcome]) -> None:
@@ -165,6 +171,8 @@ class TurnLoop:
             return RolloutEnding.STOPPED
         if turn + 1 >= self.max_turns:
             return RolloutEnding.TURN_LIMIT
+        if any(isinstance(tool, SummarizeContext) for tool in bound):
+            self.policy.request_summary()
         return self.policy.append_results(outcomes)
 
     async def _run(
@@ -173,7 +181,8 @@ class TurnLoop:
         calls: Sequence[ParsedCall | MalformedCall],
         bound: Sequence[Tool | ToolOutcome],
     ) -> list[ToolOutcome]:
-        """Results of all calls; only those that can run are sent to the environment."""
+        """Results of all calls; only those that can run there are sent to the environment."""
+        bound = [RECEIVED if isinstance(each, SummarizeContext) else each for each in bound]
         sent = [
             ToolCall(f"{turn}.{index}", call.name, to_json(call.arguments))
             for index, (call, tool) in enumerate(zip(calls, bound, strict=True))

@@ -18,7 +18,7 @@ from etude.agent.tools.base import ErrorKind, ToolOutcome
 from etude.agent.tools.mcp_server import parse_listing, read_server
 from etude.agent.toolsets import Toolset, make_toolset, run_calls, toolset
 from etude.agent.workspace import ExecResult, FolderWorkspace
-from etude.common.api.run.phases import RolloutPolicy
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.errors import UserError
 
 PYTHON = "/usr/bin/python3"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from etude.common.api.run.lora import Lora
+from etude.common.api.run.roles import Lora
 from etude.common.api.storage import Storage
 from etude.common.blobs import Store, open_store
 from etude.common.checkpoints import manifest as checkpoints_manifest

@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from etude.common import weights
-from etude.common.api.run.lora import Lora
+from etude.common.api.run.roles import Lora
 from etude.common.api.run.weights import Weights
 from etude.common.api.storage import Storage
 from etude.common.blobs import Store, open_store

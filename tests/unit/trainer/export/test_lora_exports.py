@@ -11,7 +11,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from etude.common.api.run.lora import Lora
+from etude.common.api.run.roles import Lora
 from etude.common.api.storage import Storage
 from etude.common.blobs import Store
 from etude.trainer.learner.batches import SupervisedSequence

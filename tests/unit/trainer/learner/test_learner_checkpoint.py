@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.support.trainer.earlier_checkpoints import rewrite_in_format_1
 
-from etude.common.api.run.lora import Lora
+from etude.common.api.run.roles import Lora
 from etude.common.api.storage import Storage
 from etude.common.blobs import Store, open_store
 from etude.common.errors import CorruptError, UserError, WrongStateError

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, PretrainedConfig, Qwen3MoeConfig
 
-from etude.common.api.run.lora import Lora
 from etude.common.api.run.phases import Phase
+from etude.common.api.run.roles import Lora
 from etude.trainer.learner.gradients import backward_rows, reference_scorer
 from etude.trainer.learner.objective import Objective, PolicyObjective, imitation_loss
 from etude.trainer.learner.phase import PhaseManager

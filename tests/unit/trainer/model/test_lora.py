@@ -13,8 +13,8 @@ from torch.distributed.tensor import Replicate, Shard
 from transformers import Gemma2Config, LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 from typing_extensions import override
 
-from etude.common.api.run.lora import Lora
 from etude.common.api.run.phases import Phase
+from etude.common.api.run.roles import Lora
 from etude.common.errors import UserError
 from etude.trainer.learner.gradients import accumulate_gradients
 from etude.trainer.learner.objective import imitation_loss

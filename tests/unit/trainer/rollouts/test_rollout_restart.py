@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
-from etude.common.api.run.phases import RolloutPolicy
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.trainer import ray_backend
 from etude.trainer.rollouts.protocol import GroupRequest, WorkerLostError
 

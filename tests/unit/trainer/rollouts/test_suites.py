@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from etude.common.api.run.phases import RolloutPolicy
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.trainer.rollouts.protocol import GroupRequest
 from etude.trainer.rollouts.suites.runner import REDRAWS, Marks, Records, SuitePass, SuiteRunner
 from etude.trainer.rollouts.tasks import Task

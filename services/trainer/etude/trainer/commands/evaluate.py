@@ -23,7 +23,8 @@ from pydantic import Field, ValidationError, model_validator
 from etude.agent.chat import ChatFormat
 from etude.common.api.evaluation.spec import EvaluatedEndpoint
 from etude.common.api.meta import Model, Name, Uri
-from etude.common.api.run.phases import RolloutPolicy, TaskSet
+from etude.common.api.run.phases import TaskSet
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.api.storage import Storage
 from etude.common.blobs import ExistsError, Store
 from etude.common.errors import EtudeError, Problem, UserError

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 
 from etude.common import hub_uri
-from etude.common.api.run.lora import Lora
+from etude.common.api.run.roles import Lora
 from etude.common.blobs import ObjectInfo, Store
 from etude.common.weights.tensors import safetensors
 from etude.common.weights.tensors.safetensors import Tensor

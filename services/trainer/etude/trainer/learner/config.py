@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.common.api.run.lora import Lora
+from etude.common.api.run.roles import Lora
 from etude.common.api.run.weights import Weights
 from etude.common.api.storage import Storage
 from etude.common.blobs import Store

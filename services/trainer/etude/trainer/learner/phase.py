@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from etude.common.api.meta import Model
 from etude.common.api.run.async_limits import AsyncLimits
-from etude.common.api.run.feedback_source import MAX_RELEASE_LAG
-from etude.common.api.run.lora import Lora
-from etude.common.api.run.phases import Phase, RolloutPolicy
+from etude.common.api.run.phases import MAX_RELEASE_LAG, Phase
+from etude.common.api.run.roles import Lora
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.blobs import Store
 from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.errors import (

@@ -103,7 +103,7 @@ def describe_step(trainer: TrainerRole, phase: Phase, config: PretrainedConfig) 
 def longest_sequence(phase: Phase, config: PretrainedConfig) -> int:
     """Tokens of the longest sequence of a phase; 0 where its data alone says it."""
     if phase.is_rl:
-        return (phase.rollout or DEFAULT_ROLLOUT).max_tokens
+        return (phase.rollout or DEFAULT_ROLLOUT).context_tokens
     if phase.feedback is not None:
         return phase.feedback.max_tokens
     if phase.batch_tokens is None:

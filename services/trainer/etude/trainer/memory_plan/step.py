@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from etude.common.api.run.lora import Lora
 from etude.common.api.run.phases import Phase
+from etude.common.api.run.roles import Lora
 from etude.common.errors import Problem, UserError
 from etude.trainer.learner.checkpoint.shard_memory import ShardMemory
 from etude.trainer.learner.gradients import backward_rows, reference_scorer

@@ -24,7 +24,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 from typing_extensions import override
 
-from etude.common.api.run.lora import Lora
+from etude.common.api.run.roles import Lora
 from etude.common.errors import Problem, UserError
 from etude.trainer.model.activation_checkpointing import blocks
 from etude.trainer.model.parameters import StepObserver, local_shard

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from typing_extensions import override
 
-from etude.common.api.run.lora import Lora
+from etude.common.api.run.roles import Lora
 from etude.common.blobs import Store, open_store
 from etude.common.errors import CorruptError, Problem, UserError, WrongStateError
 from etude.trainer.model import packed_attention

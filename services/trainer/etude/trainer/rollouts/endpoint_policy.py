@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from typing_extensions import override
 
 from etude.agent.chat_exchange import ChatExchange, TurnAnswer, read_answer, read_wait
-from etude.agent.rollout import RolloutLimits, RolloutTask
 from etude.agent.time_limit import time_limit
+from etude.agent.token_policy import RolloutLimits, RolloutTask
 from etude.agent.tool_calls import MalformedCall
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import Toolset

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from etude.agent.completion_draft import CompletionDraft
 from etude.agent.completions import Completion
-from etude.agent.rollout import Sampler
+from etude.agent.token_policy import Sampler
 from etude.common import telemetry
 from etude.common.errors import UnavailableError
 from etude.trainer.rollouts.completion_counts import CompletionCounts

@@ -12,7 +12,8 @@ from opentelemetry import trace
 from etude.agent import messages
 from etude.agent.chat import ChatFormat
 from etude.agent.replay import CallLog, DivergedError
-from etude.agent.rollout import RolloutLimits, RolloutTask, run_rollout
+from etude.agent.rollout import run_rollout
+from etude.agent.token_policy import RolloutTask
 from etude.agent.toolsets import Toolset
 from etude.agent.trajectory import Trajectory
 from etude.agent.turns import PlatformFaultError
@@ -349,15 +350,10 @@ class GroupRunner:
         self, index: int, environment: FailoverEnvironment, progress: StepProgress
     ) -> Trajectory:
         """The policy's work in the environment."""
-        order, outage, limits = self.order, environment.outage, self.order.limits
+        order, outage = self.order, environment.outage
         recorder = environment.recorder
         used_s = 0.0 if recorder is None else recorder.active_s
-        bounds = RolloutLimits(
-            max_turns=limits.max_turns,
-            max_turn_tokens=limits.max_turn_tokens,
-            max_tokens=limits.max_tokens,
-            timeout_s=max(0.0, limits.timeout_seconds - used_s),
-        )
+        bounds = order.bound_rollout(used_s=used_s)
         task = RolloutTask(
             instruction=self._instruction,
             temperature=order.temperature,

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from etude.common.api.run.phases import RolloutPolicy
+from etude.agent.summaries import SummaryLimits
+from etude.agent.token_policy import RolloutLimits
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.api.storage import Storage
 from etude.common.errors import UnavailableError
 from etude.trainer.rollouts.completion_counts import CompletionCounts
@@ -52,6 +54,26 @@ class GroupRequest:
     """The worker's share of limits.max_concurrent; all of it unless set."""
     trace: tuple[tuple[str, str], ...] = ()
     """Trace context of the controller."""
+
+    def bound_rollout(self, *, used_s: float) -> RolloutLimits:
+        """Bound one rollout.
+
+        Args:
+            used_s: seconds that an earlier worker has spent on it.
+        """
+        limits = self.limits
+        return RolloutLimits(
+            max_turns=limits.max_turns,
+            max_turn_tokens=limits.max_turn_tokens,
+            max_tokens=limits.max_tokens,
+            timeout_s=max(0.0, limits.timeout_seconds - used_s),
+            summaries=None
+            if limits.summaries is None
+            else SummaryLimits(
+                context_tokens=limits.summaries.context_tokens,
+                max_tokens=limits.summaries.max_tokens,
+            ),
+        )
 
     def rollout_id(self, index: int) -> str:
         """Id of a sibling; a redrawn one has a new id."""

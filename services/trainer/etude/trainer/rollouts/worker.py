@@ -9,9 +9,10 @@ from typing import TypeVar
 from etude.agent.chat import ChatFormat
 from etude.agent.chat.native_form import find_native_form
 from etude.agent.rollout import first_prompt
+from etude.agent.summaries import TOOL_NAME, SummarizeContext
 from etude.agent.toolsets import Toolset, toolset
 from etude.common import telemetry
-from etude.common.api.run.phases import RolloutPolicy
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError, StoreError, UserError
 from etude.common.harbor import task_file
@@ -51,7 +52,7 @@ class RolloutWorker:
         )
         self.config = config
         self._chat = _open_chat(config)
-        self._toolsets: dict[tuple[str, str], Toolset] = {}
+        self._toolsets: dict[tuple[str, str, bool], Toolset] = {}
         self._slots = RolloutSlots()
         self._clients = ClientPool(config)
         self._router = Router()
@@ -144,14 +145,18 @@ class RolloutWorker:
                 raise CorruptError(f"instruction.md is not UTF-8: {cause}") from cause
         limits = order.limits
         if isinstance(self._chat, ChatFormat):
-            first_prompt(self._chat, self._tools(limits), instruction, max_tokens=limits.max_tokens)
+            tools = self._tools(limits)
+            first_prompt(self._chat, tools, instruction, max_tokens=limits.context_tokens)
         return instruction
 
     def _tools(self, limits: RolloutPolicy) -> Toolset:
-        """The toolset in the form that the policy is shown; found once for each pair."""
-        key = (limits.toolset, limits.tool_format)
+        """The toolset in the form that the policy is shown; found once for each."""
+        sums_up = limits.summaries is not None
+        key = (limits.toolset, limits.tool_format, sums_up)
         if key not in self._toolsets:
             tools = toolset(limits.toolset)
+            if sums_up:
+                tools = tools.with_tool(TOOL_NAME, SummarizeContext)
             if limits.tool_format == "Native" and isinstance(self._chat, ChatFormat):
                 tools = tools.with_form(find_native_form(self._chat, tools.schemas()))
             self._toolsets[key] = tools

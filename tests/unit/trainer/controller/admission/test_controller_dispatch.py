@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from etude.common.api.run.phases import RolloutPolicy
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.weights import VersionId
 from etude.trainer.controller.journal.record_parts import PART_BYTES
 from etude.trainer.controller.journal.segments import encode_record

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from etude.common.api.meta import NAMED, Fraction, Model, Name, NameRef, Rule, UniqueBy, Uri, number
-from etude.common.api.run.phases import RolloutPolicy
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.store_urls import BASE_URL
 
 MAX_SUITES = 8
@@ -178,6 +178,13 @@ class EvalRunSpec(EvaluationPlan):
             holds=lambda s: s.endpoint is None or s.rollout.tool_format == "Native",
             message="endpoint needs rollout.toolFormat Native: the protocol has tools of its own",
             fix="set rollout: {toolFormat: Native}",
+            field_path=".rollout",
+        ),
+        Rule(
+            cel="!has(self.endpoint) || !has(self.rollout.summaries)",
+            holds=lambda s: s.endpoint is None or s.rollout.summaries is None,
+            message="endpoint has no rollout.summaries: its contexts are not counted in tokens",
+            fix="remove rollout.summaries",
             field_path=".rollout",
         ),
     )

@@ -22,9 +22,9 @@ from etude.common.api.route import release
 from etude.common.api.run import (
     http_gateway,
     lifecycle,
-    phases,
     rewards,
     role_spec,
+    rollout_policy,
     scheduling,
 )
 from etude.common.api.run import spec as run_spec
@@ -63,7 +63,7 @@ PATTERN_DESCRIPTIONS: Mapping[str, str] = {
     rewards.FUNCTION: (
         f"{', '.join(rewards.PARAMETERS)}, or a name like acme.Coverage of an installed package"
     ),
-    phases.TOOLSET: "Standard, Compact, or a name like acme.Deploy of an installed package",
+    rollout_policy.TOOLSET: "Standard, Compact, or a name like acme.Deploy of an installed package",
     release.LABEL: "a letter, then letters, digits, blanks, '_' and '-'",
     role_spec.IMAGE: "an image's reference, such as registry.example/etude:1.0",
     pool_spec.BACKEND: "hashed-1, minilm-l6-v2, or trained- and 16 hexadecimal digits",

@@ -6,13 +6,15 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
-from etude.common import extensions
 from etude.common.api.meta import NAMED, Fraction, Model, Name, Rule, Uri, number
-from etude.common.api.run.async_limits import AsyncLimits, Concurrency
+from etude.common.api.run.async_limits import AsyncLimits
 from etude.common.api.run.context_extension import ContextExtension
-from etude.common.api.run.feedback_source import FeedbackSource
 from etude.common.api.run.phase_goals import Gate, MonitorRule, SuccessPolicy
 from etude.common.api.run.phase_rules import GROUP_SIZE, PHASE_RULES, PROMPTS_PER_STEP
+from etude.common.api.run.rollout_policy import TrainingRolloutPolicy
+
+MAX_RELEASE_LAG = 1
+"""Trained windows by which the version of a window may be behind the trainer."""
 
 
 class PhaseType(StrEnum):
@@ -219,45 +221,34 @@ class Algorithm(Model):
     """Checked against the algorithm's own model; an unknown key is refused."""
 
 
-TOOLSET = rf"^(Standard|Compact|{extensions.NAME})$"
+class FeedbackSource(Model):
+    """Source of windows, and what one needs to be trained."""
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="double(self.klBudget) > 0.0",
+            holds=lambda s: number(s.kl_budget) > 0,
+            message="klBudget must be above 0: with 0 no window is ever trained",
+            fix='give nats per token, for example "0.01"',
+            field_path=".klBudget",
+        ),
+    )
 
-class RolloutPolicy(Model):
-    """Limits of one rollout, and what happens to failed ones."""
-
-    toolset: Annotated[str, Field(max_length=128, pattern=TOOLSET)] = "Standard"
-    """System prompt, tools and how their results read; Compact suits very small policies, and
-    acme.Deploy is what an installed package registers so."""
-    tool_format: Literal["Xml", "Native"] = "Xml"
-    """Form of tools and calls: Xml is described in the system prompt and works for any model;
-    Native is the model's own, from its chat template, which must show tools."""
-    max_concurrent: Annotated[int, Field(ge=1, le=65_536)] = 64
-    """Rollouts in flight, each with an environment."""
-    max_turns: Annotated[int, Field(ge=1, le=1_024)] = 64
-    """Turns of one rollout."""
-    max_turn_tokens: Annotated[int, Field(ge=1, le=131_072)] = 4_096
-    """Tokens sampled in one turn."""
+    uri: Uri
+    """Store of a feedback service, with windows/ and rollouts/; reached as spec.storage says."""
+    min_rollouts: Annotated[int, Field(ge=2, le=10_000)] = 64
+    """A window with fewer usable rollouts is dropped: its gradient would be noise."""
+    max_age_seconds: Annotated[int, Field(ge=60, le=31_536_000)] = 86_400
+    """A window that was closed longer ago is dropped when its turn comes."""
+    kl_budget: Fraction = "0.01"
+    """Mean divergence from the version that served the window, in nats per token, from which the
+    rest of the window is dropped. It is measured before each step, on rollouts of that step."""
+    steps_per_window: Annotated[int, Field(ge=1, le=64)] = 4
+    """Optimiser steps into which the rollouts of a window are cut, at random by the phase's
+    seed."""
     max_tokens: Annotated[int, Field(ge=16, le=1_048_576)] = 32_768
-    """Tokens of a whole transcript, tool output included."""
-    timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 1_800
-    """Wall time of one rollout."""
-    retries: Annotated[int, Field(ge=0, le=3)] = 1
-    """Repeats after a platform fault, before the rollout is masked."""
-    max_infra_failure_percent: Annotated[int, Field(ge=0, le=100)] = 30
-    """Share of masked rollouts in a step above which the run stops."""
-
-    @property
-    def max_trained_tokens(self) -> int:
-        """Most tokens that a rollout can sample, and thus train."""
-        return min(self.max_tokens, self.max_turns * self.max_turn_tokens)
-
-
-class TrainingRolloutPolicy(RolloutPolicy):
-    """Limits of one rollout of a phase, and of all of them together."""
-
-    concurrency: Concurrency | None = None
-    """Rollouts that sample at a time: fewer while engines queue, are full or preempt, more while
-    they have room. One whose tools run does not count. Unset: no limit but maxConcurrent."""
+    """Tokens of one context of a rollout; a rollout with a longer one is masked. The denominator of
+    algorithms whose lossScale is not set."""
 
 
 class Phase(Model):

@@ -21,8 +21,9 @@ from etude.common.api.run.lifecycle import (
     FailurePolicy,
     Seconds,
 )
-from etude.common.api.run.phases import Phase, RolloutPolicy, TaskSet
+from etude.common.api.run.phases import Phase, TaskSet
 from etude.common.api.run.roles import Roles
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.api.run.scheduling import Scheduling
 from etude.common.api.run.weights import Weights
 from etude.common.api.storage import Storage
@@ -211,20 +212,22 @@ class RLRunSpec(Model):
         ),
         Rule(
             cel="!has(self.roles.inference) || self.phases.all(p,"
-            " p.type != 'ReinforcementLearning' || (has(p.rollout) ? p.rollout.maxTokens"
+            " p.type != 'ReinforcementLearning' || (has(p.rollout) ? (has(p.rollout.summaries)"
+            " ? p.rollout.summaries.contextTokens : p.rollout.maxTokens)"
             f" : {DEFAULT_ROLLOUT.max_tokens}) <= self.roles.inference.maxModelLen)",
             holds=lambda s: (
                 s.roles.inference is None
                 or all(
-                    (p.rollout or DEFAULT_ROLLOUT).max_tokens <= s.roles.inference.max_model_len
+                    (p.rollout or DEFAULT_ROLLOUT).context_tokens <= s.roles.inference.max_model_len
                     for p in s.phases
                     if p.is_rl
                 )
             ),
-            message="phases[].rollout.maxTokens must not be above roles.inference.maxModelLen"
-            " where type is ReinforcementLearning (without a rollout it is"
-            f" {DEFAULT_ROLLOUT.max_tokens}): an engine takes no longer prompt",
-            fix="set rollout.maxTokens to roles.inference.maxModelLen or less",
+            message="phases[].rollout.maxTokens, or its summaries.contextTokens, must not be above"
+            " roles.inference.maxModelLen where type is ReinforcementLearning (without a rollout"
+            f" it is {DEFAULT_ROLLOUT.max_tokens}): an engine takes no longer prompt",
+            fix="set rollout.maxTokens to roles.inference.maxModelLen or less, or set"
+            " rollout.summaries for longer transcripts",
             field_path=".phases",
         ),
         Rule(

@@ -153,7 +153,7 @@ class RolloutDispatcher:
             check_rollout(
                 record.rollout,
                 vocab_size=self.chat.vocab_size,
-                max_tokens=order.limits.max_tokens,
+                max_tokens=order.limits.context_tokens,
                 position_of=self.book.ledger.versions.get,
             )
         except InvalidSpanError as error:

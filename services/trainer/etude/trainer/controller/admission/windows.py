@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from etude.common.api.run.feedback_source import MAX_RELEASE_LAG, FeedbackSource
+from etude.common.api.run.phases import MAX_RELEASE_LAG, FeedbackSource
 from etude.common.blobs import MissingError, Store
 from etude.common.errors import CorruptError, InvalidFieldError
 from etude.common.feedback import windows

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from etude.common.api.run.phases import Phase, RolloutPolicy
+from etude.common.api.run.phases import Phase
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.api.run.spec import Evaluation
 from etude.common.errors import EtudeError
 from etude.common.stores import open_source

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from etude.common.api.meta import number as parse_number
-from etude.common.api.run.feedback_source import FeedbackSource
-from etude.common.api.run.phases import Phase
+from etude.common.api.run.phases import FeedbackSource, Phase
 from etude.common.blobs import Store
 from etude.common.errors import CorruptError
 from etude.common.feedback.windows import WindowManifest

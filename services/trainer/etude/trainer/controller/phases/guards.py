@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from etude.common.api.run.async_limits import AsyncLimits, AsyncMode
-from etude.common.api.run.phases import RolloutPolicy
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.trainer.controller.progress import RunFailedError, RunProgress
 from etude.trainer.learner.batches import StepResult

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from opentelemetry import trace
 
 from etude.common.api.run.async_limits import AsyncLimits
-from etude.common.api.run.phases import Algorithm, Phase, TrainingRolloutPolicy
+from etude.common.api.run.phases import Algorithm, Phase
+from etude.common.api.run.rollout_policy import TrainingRolloutPolicy
 from etude.trainer.controller.admission.buffer import RolloutBuffer
 from etude.trainer.controller.admission.dropping import (
     QuarantineFilter,

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from etude.common.api.run.phases import RolloutPolicy
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.trainer.rollouts.protocol import GroupRequest
 from etude.trainer.rollouts.scoring import mask_rollout
 from etude.trainer.rollouts.tasks import Task

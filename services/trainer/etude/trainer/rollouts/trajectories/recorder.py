@@ -10,7 +10,7 @@ from typing_extensions import override
 from etude.agent import messages
 from etude.agent.completions import Completion, FinishReason
 from etude.agent.replay import DivergedError
-from etude.agent.rollout import Sampler
+from etude.agent.token_policy import Sampler
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.trajectory import RolloutCosts
 from etude.agent.turns import ToolCall
