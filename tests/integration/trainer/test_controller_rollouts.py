@@ -9,6 +9,8 @@ import pytest
 from tests.support.native_template import TEMPLATE, write_call
 
 from etude.agent.chat import ChatFormat
+from etude.agent.summaries import TOOL_NAME
+from etude.agent.tool_calls import render_call
 from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.api.storage import Storage
 from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
@@ -94,6 +96,27 @@ async def test_a_group_comes_back_scored_with_its_exact_tokens(
     assert rollout.ending == rollout_pb2.ENDING_STOPPED
     assert rollout.trace_id == "7" * 32
     assert rollout.seed != records[1].rollout.seed
+
+
+async def test_contexts_that_the_policy_sums_up_are_links_of_one_rollout(
+    worker: RolloutWorker, partners: Any, task_uri: str, model_folder: Path
+) -> None:
+    read_and_sum_up = render_call("read_file", {"path": "a.py"}) + render_call(TOOL_NAME, {})
+    # The engine counts the turns of a context: each one reads, and is summed up.
+    partners.engine.turns = (read_and_sum_up, "x is 1.")
+    summaries = {"contextTokens": 2_048, "maxTokens": 64}
+    limits = {"max_turns": 3, "max_turn_tokens": 200, "max_tokens": 20_000}
+    given = order(task_uri, partners.target, count=1, summaries=summaries, **limits)
+    [record] = await run(worker, given)
+    chat, rollout = ChatFormat.load(model_folder), record.rollout
+    texts = [chat.decode(link.token_ids) for link in rollout.links]
+    assert record.reward.reward == 1.0
+    assert rollout.ending == rollout_pb2.ENDING_TURN_LIMIT
+    assert [text.count("<summary>\nx is 1.\n</summary>") for text in texts] == [0, 1, 1]
+    assert [text.endswith("<|assistant|>x is 1.<|end|>") for text in texts] == [True, True, False]
+    costs = rollout.costs
+    assert sum(sum(link.loss_mask) for link in rollout.links) == costs.completion_tokens
+    assert costs.summary_tokens == 2 * len(chat.completion("x is 1."))
 
 
 async def test_a_group_calls_tools_in_the_models_own_form(
