@@ -102,16 +102,15 @@ async def test_contexts_that_the_policy_sums_up_are_links_of_one_rollout(
     worker: RolloutWorker, partners: Any, task_uri: str, model_folder: Path
 ) -> None:
     read_and_sum_up = render_call("read_file", {"path": "a.py"}) + render_call(TOOL_NAME, {})
-    # The engine counts the turns of a context: each one reads, and is summed up.
+    # The engine counts a context's turns: each one reads, and is summed up.
     partners.engine.turns = (read_and_sum_up, "x is 1.")
     limits: Any = {"max_turns": 3, "max_turn_tokens": 200, "max_tokens": 20_000}
-    limits["summaries"] = {"contextTokens": 2_048, "maxTokens": 64}
-    given = order(task_uri, partners.target, count=1, **limits)
+    summaries = {"contextTokens": 2_048, "maxTokens": 64}
+    given = order(task_uri, partners.target, count=1, summaries=summaries, **limits)
     [record] = await run(worker, given)
     chat, rollout = ChatFormat.load(model_folder), record.rollout
     texts = [chat.decode(link.token_ids) for link in rollout.links]
-    assert record.reward.reward == 1.0
-    assert rollout.ending == rollout_pb2.ENDING_TURN_LIMIT
+    assert (record.reward.reward, rollout.ending) == (1.0, rollout_pb2.ENDING_TURN_LIMIT)
     assert [text.count("<summary>\nx is 1.\n</summary>") for text in texts] == [0, 1, 1]
     assert [text.endswith("<|assistant|>x is 1.<|end|>") for text in texts] == [True, True, False]
     assert sum(sum(e.loss_mask) for e in rollout.links) == rollout.costs.completion_tokens
