@@ -1,8 +1,10 @@
 """A mixture of experts on a real CPU engine: every version exact, whole and as a change."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest_asyncio
@@ -17,6 +19,7 @@ from etude.common.blobs import MemoryStore
 from etude.common.weights.tensors.schema import Schema, TensorSpec, split_of
 from etude.common.weights.tensors.words import Words
 from etude.inference.engine import replica as replicas
+from etude.inference.engine.interface import SampleRequest
 from etude.inference.settings import EngineOptions
 from etude.inference.status import ReplicaStatus
 from etude.inference.updates.follower import VersionFollower
@@ -127,3 +130,46 @@ async def test_experts_are_exact_in_every_version_that_is_live(bench: Bench) -> 
         await bench.receiver.catch_up()
         await bench.assert_exact(version)
         assert await bench.engine.swap.audit()
+
+
+async def turn(bench: Bench, name: str, prompt: list[int]) -> tuple[list[int], Any]:
+    request = SampleRequest(
+        request_id=name, prompt_token_ids=prompt, max_tokens=40, temperature=1.0, seed=7
+    )
+    [piece] = [piece async for piece in bench.engine.generate(request)]
+    return [*prompt, *piece.token_ids], await bench.engine.take_routes(name)
+
+
+def expected_routes(bench: Bench, tokens: list[int]) -> Any:
+    """Experts of the tokens by transformers' own routers, lowest id first."""
+    bench.oracle.logprobs(bench.policy.words, [20])  # fills its model
+    found: list[torch.Tensor] = []
+    hooks = [
+        module.register_forward_hook(lambda _m, _a, result: found.append(result[2]))
+        for module in bench.oracle.model.modules()
+        if type(module).__name__ == "Qwen3MoeTopKRouter"
+    ]
+    with torch.no_grad():
+        bench.oracle.model(torch.tensor([tokens]))
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(found, 1).sort(-1).values.numpy()
+
+
+async def test_recorded_experts_are_those_that_the_routers_chose(bench: Bench) -> None:
+    bench.publish(complete=True)
+    await bench.receiver.catch_up()
+    await bench.engine.record_routes()
+    shared = [int(i) for i in np.random.default_rng(0).integers(20, 300, 70)]
+    # Requests run side by side; the later ones find blocks of the first in the prefix cache.
+    first = await turn(bench, "first", shared)
+    others = await asyncio.gather(
+        *(turn(bench, f"other-{i}", [*shared, 30 + i]) for i in range(3)),
+        turn(bench, "next-turn", [*first[0], 25, 26]),
+    )
+    for tokens, routes in (first, *others):
+        assert routes.dtype == np.uint8
+        assert routes.shape == (len(tokens) - 1, 2, 2)
+        expected = expected_routes(bench, tokens)[:-1]
+        assert (np.sort(routes, -1) == expected).all()
+    assert await bench.engine.take_routes("first") is None

@@ -36,6 +36,7 @@ from etude.inference.swap.coordinator import SwapCoordinator
 from etude.inference.swap.forward_gate import ForwardGate
 from etude.inference.swap.ranks import Ranks
 from etude.inference.worker.extension import WeightWorker
+from etude.inference.worker.route_recorder import Ids
 
 CPU_BLOCK_SIZE = 32
 """Tokens that share one KV block; the CPU kernels take multiples of 32, and prefixes are shared in
@@ -212,6 +213,30 @@ class Replica(PolicyEngine, ForwardGate, Speculating):
         with _vllm_errors():
             await self.llm.engine_core.resume_scheduler_async()
         self._gate.set()
+
+    async def record_routes(self) -> None:
+        """Record the experts of each token of later requests.
+
+        Raises:
+            UnavailableError: the engine failed.
+            ValueError: the model has no experts, or routers that cannot be observed.
+        """
+        with _vllm_errors():
+            await self.llm.collective_rpc("record_routes")
+
+    async def take_routes(self, request_id: str) -> Ids | None:
+        """Take out the experts of a finished request's tokens; None if none were recorded.
+
+        The last sampled token has none: the next prompt processes it. [positions, layers, choices].
+
+        Raises:
+            UnavailableError: the engine failed.
+        """
+        with _vllm_errors():
+            found: list[Ids | None] = await self.llm.collective_rpc(
+                "take_routes", args=(request_id,)
+            )
+        return found[0]
 
     @override
     async def set_speculation(self, *, is_on: bool) -> None:

@@ -10,6 +10,7 @@ from etude.inference.worker.device.live_weights import DeviceLiveWeights
 from etude.inference.worker.drafted_model import DraftedModel
 from etude.inference.worker.rank import Rank
 from etude.inference.worker.reloaded_weights import ReloadedWeights
+from etude.inference.worker.route_recorder import Ids, RouteRecorder
 from etude.inference.worker.weight_map import Load, build_weight_map
 
 
@@ -18,12 +19,26 @@ class WeightWorker:
 
     model_runner: Any
     _etude_rank: Rank | None = None
+    _etude_routes: RouteRecorder | None = None
 
     def call_rank(self, method: str, *args: object) -> Any:  # noqa: ANN401 - as the method
         """Call a method of the rank; AsyncLLM.collective_rpc calls this on every worker."""
         if self._etude_rank is None:
             self._etude_rank = Rank(self._open_live)
         return getattr(self._etude_rank, method)(*args)
+
+    def record_routes(self) -> None:
+        """Record the experts of each token from now on; repeatable.
+
+        Raises:
+            ValueError: the model has no experts, or routers that cannot be observed.
+        """
+        if self._etude_routes is None:
+            self._etude_routes = RouteRecorder(self.model_runner)
+
+    def take_routes(self, request_id: str) -> Ids | None:
+        """Take out the experts of a request's tokens; None if none were recorded. [P, M, k]."""
+        return None if self._etude_routes is None else self._etude_routes.take(request_id)
 
     def _open_live(
         self,
