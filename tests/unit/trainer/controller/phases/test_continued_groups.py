@@ -1,0 +1,99 @@
+"""Groups whose worker or controller died are sent again as groups that go on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from etude.common.api.run.rollout_policy import RolloutPolicy
+from etude.trainer.controller.program import train
+from etude.trainer.controller.run import Run
+from etude.trainer.rollouts.protocol import (
+    GroupRequest,
+    GroupResult,
+    RolloutWorkers,
+    WorkerLostError,
+)
+from etude.trainer.rollouts.trajectories.resume_counts import Resume, ResumeCause, ResumeCounts
+from etude.trainer.routing.table import RoutingTable
+from etude.v1 import environments_pb2
+
+MakeWorld = Callable[..., Any]
+
+ORDER = GroupRequest(
+    group_id="g",
+    task_id="train/t",
+    task_uri="file:///tasks/t",
+    environment="repos",
+    indices=(),
+    seed=0,
+    temperature=1.0,
+    limits=RolloutPolicy(),
+)
+
+
+@dataclass(slots=True)
+class DyingWorkers(RolloutWorkers):
+    """Lose a request twice, then say how its rollouts went on."""
+
+    orders: list[GroupRequest] = field(default_factory=list)
+
+    @override
+    async def run(self, order: GroupRequest) -> GroupResult:
+        self.orders.append(order)
+        if len(self.orders) < 3:
+            raise WorkerLostError("its rollout worker died and was restarted")
+        counts = ResumeCounts()
+        counts.add(Resume.CONTINUED, ResumeCause.WORKER)
+        counts.add_redrawn(ResumeCause.DIVERGED, 40)
+        weak = environments_pb2.ISOLATION_WEAK
+        return GroupResult((), 0, "process", weak, resumes=counts)
+
+    @property
+    @override
+    def num_workers(self) -> int:
+        return 1
+
+    @override
+    async def update_routing(self, table: RoutingTable) -> None:
+        """Run no worker."""
+
+
+async def test_a_group_of_a_worker_that_died_is_sent_as_one_that_goes_on(
+    make_world: MakeWorld,
+) -> None:
+    run: Run = make_world().start()[0]
+    workers = run.dispatcher.workers = DyingWorkers()
+
+    await run.dispatcher.run_group(ORDER)
+
+    sent = [(each.dispatch, each.is_continued) for each in workers.orders]
+    assert sent == [(0, False), (1, True), (2, True)]
+    assert {each.epoch for each in workers.orders} == {run.progress.epoch}
+    assert run.progress.figures.resumed == {"continued": 1, "replayed": 0, "redrawn": 1}
+    assert (run.book.ledger.lengths.lost, run.book.ledger.lengths.lost_tokens) == (1, 40)
+
+
+async def test_groups_of_a_controller_that_died_go_on_and_new_ones_begin(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(staleness=2)
+    run, sets, checkpoint = world.start()
+    run.learners.steps_until_crash, run.dispatcher.workers.longest_s = 5, 0.3
+    with pytest.raises(ExceptionGroup):
+        await train(run, sets, checkpoint=checkpoint)
+    await world.train()
+
+    before, after = (
+        [each for each in run.dispatcher.workers.orders if each.group_id.startswith("rl-")]
+        for run in world.runs
+    )
+    known = {each.group_id for each in before}
+    assert any(each.is_continued for each in after)
+    assert not any(each.is_continued for each in after if each.group_id not in known)
+    assert not any(each.is_continued for each in before)
+    assert {each.epoch for each in before} < {each.epoch for each in before + after}
+    live = world.runs[-1].book.ledger.live
+    assert not live
