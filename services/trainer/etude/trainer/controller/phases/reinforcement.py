@@ -273,7 +273,8 @@ class ReinforcementPhase:
                 group.group_id in self.run.book.ledger.live
                 and group.group_id not in self._in_flight
             ):
-                self._launch(group, is_continued=True)
+                # What is drawn again because it was slow has no turns to go on from.
+                self._launch(group, is_continued=not group.restarts)
 
     def _admit(self) -> None:
         """Start new groups."""
