@@ -11,6 +11,7 @@ EXAMPLES = {
     "logs": ("etude logs demo", "etude logs demo --role inference --follow"),
     "report": ("etude report demo", "etude report runs/mine --open"),
     "audit": ("etude audit demo", "etude audit runs/mine"),
+    "replay": ("etude replay demo --step 12", "etude replay runs/mine --step 3 --json"),
     "eval": ("etude eval examples/evalrun.yaml runs/mine",),
     "compare": (
         "etude compare demo@0 demo",

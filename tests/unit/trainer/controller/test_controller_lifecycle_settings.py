@@ -67,7 +67,7 @@ def inputs(world: Any, tmp_path: Path) -> Inputs:
 def test_learners_and_the_compactor_have_the_settings_of_the_run(
     settings: Settings, resolved: ResolvedRun, inputs: Inputs
 ) -> None:
-    (learner,) = lifecycle._learner_configs(settings, resolved, inputs)
+    (learner,) = lifecycle.learner_configs(settings.pod, resolved, inputs)
     assert learner.weights == resolved.spec.weights
     compactor = lifecycle._compactor_config(settings, resolved, 7)
     assert (compactor.weights, compactor.epoch) == (resolved.spec.weights, 7)
@@ -110,5 +110,5 @@ def test_codecs_of_whole_tiles_are_not_chosen_for_engines_of_several_ranks(
     spec = make_world(weights={"dtype": "Float32", "advanced": {"codec": given}}).spec
     spec["roles"]["inference"] = {"gpusPerReplica": gpus}
     resolved = ResolvedRun.model_validate({"name": "demo", "uid": "run", "spec": spec})
-    (config,) = lifecycle._learner_configs(settings, resolved, inputs)
+    (config,) = lifecycle.learner_configs(settings.pod, resolved, inputs)
     assert config.weights.advanced.codec == codec

@@ -60,7 +60,7 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
     with shutdown_signals(stop), _telemetry(settings, resolved):
         # Learners load their libraries while the controller takes over the run.
         learners = ray_backend.create_learners(
-            _learner_configs(settings, resolved, inputs),
+            learner_configs(settings.pod, resolved, inputs),
             gpus_per_node=resolved.spec.roles.trainer.gpus_per_replica,
         )
         opened = await asyncio.to_thread(
@@ -113,9 +113,8 @@ def _telemetry(settings: Settings, resolved: ResolvedRun) -> Iterator[None]:
         traces.shutdown()
 
 
-def _learner_configs(
-    settings: Settings, resolved: ResolvedRun, inputs: Inputs
-) -> list[LearnerConfig]:
+def learner_configs(holder: str, resolved: ResolvedRun, inputs: Inputs) -> list[LearnerConfig]:
+    """Configurations of all learner ranks, in order; the holder is the pod's name."""
     spec = resolved.spec
     trainer = spec.roles.trainer
     mesh = trainer.mesh
@@ -125,7 +124,7 @@ def _learner_configs(
     return [
         LearnerConfig(
             run=resolved.uid,
-            holder=settings.pod,
+            holder=holder,
             model_folder=inputs.model_folder,
             model_uri=inputs.model_uri,
             seed=spec.model.seed,

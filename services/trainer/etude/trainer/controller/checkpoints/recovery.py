@@ -167,7 +167,7 @@ def _find_start(
         return _restore_start(store, run_uid, phases, resume)
     candidates = lineage.ancestors(places, present)
     found = manifest.first_intact(store, candidates, run=run_uid, problems=problems)
-    state = _initial_state(run_uid, phases) if found is None else read_state(store, found)
+    state = initial_state(run_uid, phases) if found is None else read_state(store, found)
     return _StartPoint(state, found, present, problems, is_restored=False)
 
 
@@ -181,7 +181,7 @@ def _restore_start(
     """
     if resume.step is None:
         return _StartPoint(
-            _initial_state(run_uid, phases), None, Branch(resume.number), [], is_restored=True
+            initial_state(run_uid, phases), None, Branch(resume.number), [], is_restored=True
         )
     problems: list[str] = []
     candidates = lineage.restore_candidates(manifest.list_checkpoints(store), resume)
@@ -224,7 +224,8 @@ def _claim_storage(store: Store, run_uid: str) -> None:
         )
 
 
-def _initial_state(run_uid: str, phases: Sequence[Phase]) -> ControllerState:
+def initial_state(run_uid: str, phases: Sequence[Phase]) -> ControllerState:
+    """State of a run before its first step."""
     return ControllerState(
         run=run_uid,
         epoch=0,
