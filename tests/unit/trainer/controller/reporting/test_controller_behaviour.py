@@ -2,7 +2,7 @@
 
 import json
 
-from etude.trainer.controller.reporting.behaviour import behaviour
+from etude.trainer.controller.reporting.behaviour import behaviour, trajectory_figures
 from etude.v1.rollout_pb2 import CallRecord
 
 
@@ -79,3 +79,16 @@ def test_without_edits_shares_are_unknown() -> None:
 def test_arguments_that_are_no_object_do_no_harm() -> None:
     odd = CallRecord(turn=0, name="read_file", arguments_json="[1")
     assert behaviour([[odd, EDIT]]).read_before_edit == 0.0
+
+
+def test_looks_count_before_the_turn_of_the_first_edit_and_calls_per_turn_of_sound_calls() -> None:
+    search, late = call(0, "grep", pattern="x"), call(2, "read_file", "no such file", error=True)
+    broken = CallRecord(turn=3, name="read_file", is_malformed=True)
+    found = trajectory_figures([[READ, search, EDIT, late, broken], [READ]])
+    assert found == {
+        "calls_per_turn": 1.25,
+        "tool_error_rate": 0.2,
+        "edit_rate": 0.5,
+        "looks_before_edit": 2.0,
+    }
+    assert trajectory_figures([[]]) == {"edit_rate": 0.0}

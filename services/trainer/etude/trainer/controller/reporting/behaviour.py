@@ -34,6 +34,34 @@ class Behaviour:
     malformed_per_rollout: float
 
 
+SEARCHES = frozenset({"grep", "glob", "codebase_search", "list_dir"})
+
+
+def trajectory_figures(rollouts: Sequence[Sequence[rollout_pb2.CallRecord]]) -> dict[str, float]:
+    """Means of a step's rollouts, each given as its calls in order, for its row.
+
+    A figure without a denominator is left out: of rollouts without a call, or without an edit.
+    """
+    calls = [[call for call in each if not call.is_malformed] for each in rollouts]
+    turns = sum(len({call.turn for call in each}) for each in calls)
+    total = sum(map(len, calls))
+    edited = [each for each in calls if any(call.name in EDITS for call in each)]
+    looks = sum(_looks_before_edit(each) for each in edited)
+    shares = {
+        "calls_per_turn": (total, turns),
+        "tool_error_rate": (sum(call.is_error for each in calls for call in each), total),
+        "edit_rate": (len(edited), len(calls)),
+        "looks_before_edit": (looks, len(edited)),
+    }
+    return {name: round(part / whole, 4) for name, (part, whole) in shares.items() if whole}
+
+
+def _looks_before_edit(calls: Sequence[rollout_pb2.CallRecord]) -> int:
+    """Number of reads and searches in turns before that of the first edit."""
+    first = next(call.turn for call in calls if call.name in EDITS)
+    return sum(call.turn < first and call.name in READS | SEARCHES for call in calls)
+
+
 class _Habits(NamedTuple):
     """Behaviour of one rollout; None if a question does not apply."""
 
