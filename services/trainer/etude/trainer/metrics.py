@@ -73,8 +73,8 @@ COMPLETIONS = Counter(
     "Completions, by whether an engine's end interrupted them.",
     ["interrupted"],
 )
-LOST_WORK_LENGTH_RATIO = Gauge(
-    "etude_rollout_lost_work_length_ratio",
+INTERRUPTED_LENGTH_RATIO = Gauge(
+    "etude_rollout_interrupted_completion_length_ratio",
     "Mean length of interrupted completions over the mean length of all; 0 without any.",
 )
 STALENESS = Histogram(

@@ -45,7 +45,7 @@ def edits_without_evidence(calls: Sequence[rollout_pb2.CallRecord]) -> int:
     for call in sound:
         if call.name not in EDITS:
             continue
-        paths = _edited_paths(call)
+        paths = edited_paths(call)
         if call.name == "write_file" and call.result.startswith(_CREATED):
             created.update(paths)
         count += sum(path not in created and not _is_seen(path, call.turn, sound) for path in paths)
@@ -63,7 +63,7 @@ def latency_s(costs: rollout_pb2.Costs) -> float:
     return costs.token_seconds + costs.tool_seconds
 
 
-def _edited_paths(call: rollout_pb2.CallRecord) -> set[str]:
+def edited_paths(call: rollout_pb2.CallRecord) -> set[str]:
     """Files that a call edits; of a patch the first ones that exist."""
     try:
         arguments = json.loads(call.arguments_json or "{}")

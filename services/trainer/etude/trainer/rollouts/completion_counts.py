@@ -28,7 +28,7 @@ class CompletionCounts:
         self.interrupted_tokens += other.interrupted_tokens
 
     @property
-    def lost_work_length_ratio(self) -> float:
+    def interrupted_length_ratio(self) -> float:
         """Mean length of interrupted completions over the mean length of all; 0 without any.
 
         Long completions meet more interruptions, so it is above 1 wherever there are some. If

@@ -24,6 +24,14 @@ def test_an_edit_after_reading_that_file_counts() -> None:
     assert behaviour([[READ, EDIT]]).read_before_edit == 1.0
 
 
+def test_a_patch_is_an_edit_of_the_files_that_it_names() -> None:
+    patch = call(1, "apply_patch", "ok", patch="--- a/b.py\n+++ b/b.py\n@@ -1 +1 @@\n-x\n+y\n")
+    read = call(0, "read_file", "x", path="./b.py")
+    assert behaviour([[read, patch]]).read_before_edit == 1.0
+    assert behaviour([[READ, patch]]).read_before_edit == 0.0
+    assert trajectory_figures([[READ, patch]])["edit_rate"] == 1.0
+
+
 def test_reading_another_file_or_in_the_same_turn_does_not_count() -> None:
     other = call(0, "read_file", path="b.py")
     beside = call(1, "read_file", path="a.py")

@@ -1,5 +1,6 @@
 """CustomResourceDefinitions, made from the API models."""
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -348,7 +349,9 @@ def text(kind: CrdKind) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Write one file per kind into the folder named, or into the chart."""
-    folder = Path(arguments[0]) if arguments else CHART_FOLDER
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=CHART_FOLDER)
+    folder: Path = parser.parse_args(arguments).folder
     folder.mkdir(parents=True, exist_ok=True)
     for kind in KINDS:
         (folder / f"{kind.plural}.yaml").write_text(text(kind), encoding="utf-8")

@@ -1,5 +1,6 @@
 """The reference pages of the API, of algorithms and of reward functions, from their models."""
 
+import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -145,7 +146,9 @@ def _description(node: Schema) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Write the pages into the folder named, or to their place in the docs."""
-    folder = Path(arguments[0]) if arguments else FOLDER
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
+    folder: Path = parser.parse_args(arguments).folder
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
         (folder / name).write_text(text, encoding="utf-8")

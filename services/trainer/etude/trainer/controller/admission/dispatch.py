@@ -165,7 +165,7 @@ class RolloutDispatcher:
         self.completions.merge(counts)
         metrics.COMPLETIONS.labels(interrupted="false").inc(counts.completions - counts.interrupted)
         metrics.COMPLETIONS.labels(interrupted="true").inc(counts.interrupted)
-        metrics.LOST_WORK_LENGTH_RATIO.set(self.completions.lost_work_length_ratio)
+        metrics.INTERRUPTED_LENGTH_RATIO.set(self.completions.interrupted_length_ratio)
 
     def _count_resumes(self, resumes: ResumeCounts) -> None:
         for kind, count in resumes.counts.items():

@@ -4,11 +4,12 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from posixpath import normpath
 from typing import NamedTuple
 
+from etude.common.evaluation.rollout_metrics import EDITS, edited_paths
 from etude.v1 import rollout_pb2
 
-EDITS = frozenset({"search_replace", "write_file", "delete_file"})
 READS = frozenset({"read_file"})
 TERMINAL = "run_terminal"
 
@@ -100,7 +101,7 @@ def _habits(calls: Sequence[rollout_pb2.CallRecord]) -> _Habits:
     if not edits:
         return _Habits(0, 0, None, None, None, malformed)
     first = sound[edits[0]]
-    path = _argument(first, "path")
+    paths = edited_paths(first)
     tests = [place for place, call in enumerate(sound) if _runs_tests(call)]
     failed = [p for p in tests if p > edits[0] and _TEST_FAILED.search(sound[p].result)]
     return _Habits(
@@ -109,7 +110,9 @@ def _habits(calls: Sequence[rollout_pb2.CallRecord]) -> _Habits:
         # Calls of one turn are written before any of them is answered: a read beside the edit
         # informed nothing.
         read_before_edit=any(
-            call.name in READS and call.turn < first.turn and _argument(call, "path") == path
+            call.name in READS
+            and call.turn < first.turn
+            and normpath(_argument(call, "path")) in paths
             for call in sound
         ),
         tests_after_edit=any(place > edits[-1] for place in tests),
