@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl oracles bench-monitors bench-ledger bench-credit bench-branches bench-repos bench-toolchains bench-hacks bench-images bench-groups bench-tasks bench-scale bench-lending bench-resume chaos-trainer bench-mtp bench-moe bench-trainer test-privacy search-model bench-search system-deps buf
+.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl oracles bench-monitors bench-ledger bench-credit bench-branches bench-repos bench-toolchains bench-hacks bench-images bench-groups bench-tasks bench-scale bench-lending bench-resume chaos-trainer bench-mtp bench-moe bench-trainer bench-long-rollouts test-privacy search-model bench-search system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -200,6 +200,9 @@ bench-trainer: $(READY) ## the controller at 10,000 rollouts in flight, async ag
 	$(RUN) python bench/controller.py
 	$(RUN) python bench/packing.py
 	$(RUN) python bench/async_speedup.py
+
+bench-long-rollouts: $(READY) ## one rollout of a million tokens over many contexts, from the turn loop to microbatches: bench/out/long_rollouts.json (seconds)
+	$(RUN) python bench/long_rollouts.py
 
 chaos-trainer: $(READY) ## controllers killed at random points, against one that was not: bench/out/chaos_trainer.json (simulated learner and rollouts, quarter of an hour)
 	$(RUN) python bench/chaos_trainer.py
