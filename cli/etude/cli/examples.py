@@ -72,6 +72,10 @@ EXAMPLES = {
         "etude model import hf://Qwen/Qwen3-8B@main --to s3://runs",
         "etude model import runs/smollm2/inputs/etude/smollm2/model --to s3://runs/team",
     ),
+    "model evaluate": (
+        "etude model evaluate ./base-7b ./base-14b --text ./repository",
+        "etude model evaluate ./base-7b --questions questions.jsonl --json",
+    ),
     "model add-head": ("etude model add-head Qwen2.5-0.5B --to Qwen2.5-0.5B-mtp",),
     "model inspect": (
         "etude model inspect runs/smollm2/inputs/etude/smollm2/model",

@@ -1,4 +1,4 @@
-"""`etude model`: copy a model into a store, and show what is in one."""
+"""`etude model`: copy a model into a store, show what is in one, and compare base models."""
 
 import os
 import time
@@ -12,6 +12,7 @@ import typer
 
 from etude.cli.examples import epilog
 from etude.cli.output import console, say
+from etude.cli.verbs.evaluate_base import evaluate_base
 from etude.cli.verbs.options import Endpoint, Region
 from etude.common.errors import Problem, UserError
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from etude.common.model_sources.hub_access import HubAccess
     from etude.common.model_sources.mirror import Progress
 
-app = typer.Typer(no_args_is_help=True, help="Copy and show models.")
+app = typer.Typer(no_args_is_help=True, help="Copy, show and compare models.")
 
 REPORT_EVERY_S = 2.0
 
@@ -96,6 +97,9 @@ def add_head(
     names = add_mtp_head(folder, to)
     say(f"{len(names)} tensors of the head")
     console().print(str(to), soft_wrap=True)
+
+
+app.command(name="evaluate", epilog=epilog("model evaluate"))(evaluate_base)
 
 
 def open_model(

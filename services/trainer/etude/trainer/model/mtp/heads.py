@@ -107,9 +107,10 @@ def is_head_parameter(name: str) -> bool:
 
 @torch.no_grad()
 def start_heads(model: PreTrainedModel) -> None:
-    """Start the heads from the last block, and their projection from the hidden state alone."""
-    last = model.base_model.layers[-1].state_dict()
-    for head in find_heads(model):
+    """Start heads as the last block, behind the sum of hidden state and next token."""
+    heads = find_heads(model)
+    last = model.base_model.layers[-1].state_dict() if heads else {}
+    for head in heads:
         head.load_state_dict(last, strict=False)
         size = head.input_proj.out_features
         head.input_proj.weight.zero_()

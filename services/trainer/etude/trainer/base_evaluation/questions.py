@@ -1,0 +1,103 @@
+"""Questions with choices, answered by the likeliest continuation."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from etude.common.errors import Problem, UserError
+from etude.trainer.base_evaluation.scoring import ModelScorer, encode_continuation
+
+
+class Question(BaseModel):
+    """A prompt, its possible continuations, and the place of the right one."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    question: Annotated[str, Field(min_length=1)]
+    choices: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=2)]
+    answer: Annotated[int, Field(ge=0)]
+    """Place in choices, from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceFigures:
+    """Figures of a set of questions."""
+
+    questions: int
+    accuracy: float
+    """Share whose right choice has the highest log-prob for each of its bytes."""
+    standard_error: float
+    chance: float
+    """Accuracy of a guess."""
+
+    def to_json(self) -> dict[str, float]:
+        """The figures by name."""
+        return asdict(self)
+
+
+def read_questions(path: Path) -> list[Question]:
+    """Read a JSONL file of questions.
+
+    Raises:
+        UserError: there is none, or a row is not one; the row and the field are named.
+    """
+    if not path.is_file():
+        raise UserError(Problem("NotFound", "does not exist", str(path), "correct the path"))
+    questions = []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        fix = 'write {"question": "…", "choices": ["…", "…"], "answer": 0} in each line'
+        try:
+            found = Question.model_validate(json.loads(line))
+        except ValidationError as cause:
+            first = cause.errors()[0]
+            what = f"{'.'.join(map(str, first['loc'])) or 'the row'}: {first['msg']}"
+            raise UserError(Problem("InvalidData", what, where, fix)) from cause
+        except ValueError as cause:
+            raise UserError(Problem("InvalidData", f"is not JSON: {cause}", where, fix)) from cause
+        if found.answer >= len(found.choices):
+            what = (
+                f"answer: {found.answer} is not below {len(found.choices)}, the number of choices"
+            )
+            raise UserError(Problem("InvalidData", what, where, fix))
+        questions.append(found)
+    if not questions:
+        raise UserError(Problem("InvalidData", "has no question", str(path), "add some"))
+    return questions
+
+
+def measure_choices(
+    scorer: ModelScorer, questions: Sequence[Question], *, template: str = "Question: {}\nAnswer:"
+) -> ChoiceFigures:
+    """Answer questions by the choice with the highest log-prob for each byte.
+
+    By byte, so that a long choice has no disadvantage, whatever the tokenizer.
+    """
+    sequences = [
+        encode_continuation(
+            scorer.vocabulary, template.format(each.question), f" {choice}", context=scorer.context
+        )
+        for each in questions
+        for choice in each.choices
+    ]
+    scores = iter(scorer.score(sequences))
+    right = []
+    for each in questions:
+        by_byte = [next(scores) / len(choice.encode()) for choice in each.choices]
+        right.append(int(np.argmax(by_byte)) == each.answer)
+    accuracy = sum(right) / len(right)
+    return ChoiceFigures(
+        questions=len(questions),
+        accuracy=accuracy,
+        standard_error=math.sqrt(accuracy * (1 - accuracy) / len(right)),
+        chance=sum(1 / len(each.choices) for each in questions) / len(questions),
+    )
