@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
@@ -24,11 +25,12 @@ from etude.agent.tool_calls import render_call
 from etude.agent.toolsets import Toolset, toolset
 from etude.agent.trajectory import RolloutEnding, Trajectory
 from etude.agent.workspace import ExecResult, MemoryWorkspace
+from etude.common.errors import UserError
 
 READ = render_call("read_file", {"path": "a.py"})
 READ_LONG = render_call("read_file", {"path": "b.txt"})
 LONG = " ".join(str(n) for n in range(200))
-TURN_TOKENS, SUMMARY_TOKENS = 100, 60
+TURN_TOKENS, SUMMARY_TOKENS = 100, 20
 
 
 async def refuse(command: str, timeout_s: float) -> ExecResult:
@@ -63,7 +65,7 @@ async def roll_out(
     chat: ChatFormat, *turns: str, context: int, total: int = 100_000, content: str = LONG
 ) -> tuple[Trajectory, RecordingSampler]:
     sampler, tools = RecordingSampler(chat, iter(turns)), tools_with_summaries()
-    files = {"a.py": b"x = 1\n", "b.txt": content.encode()}
+    files = {"a.py": b"x = 1\ny = 2\nz = 3\n", "b.txt": content.encode()}
     done = await run_rollout(
         sampler,
         LocalEnvironment(tools, MemoryWorkspace(files, refuse)),
@@ -82,9 +84,9 @@ async def roll_out(
 
 
 def smallest_context(chat: ChatFormat) -> int:
-    """Tokens of a context that is full after one turn."""
+    """Tokens of the smallest context that an opening leaves room in."""
     opening = len(chat.open(tools_with_summaries().system_prompt, "Fix it.", None).prompt)
-    return opening + TURN_TOKENS + SUMMARY_TOKENS + REQUEST_TOKENS
+    return opening + TURN_TOKENS + 2 * SUMMARY_TOKENS + REQUEST_TOKENS + 1
 
 
 async def test_a_full_context_is_replaced_by_the_policys_summary(chat: ChatFormat) -> None:
@@ -183,7 +185,7 @@ async def test_the_policy_may_ask_for_a_summary_itself(chat: ChatFormat) -> None
 
 async def test_contexts_count_once_towards_the_limit_of_all(chat: ChatFormat) -> None:
     context = smallest_context(chat)
-    opening = context - TURN_TOKENS - SUMMARY_TOKENS - REQUEST_TOKENS
+    opening = len(chat.open(tools_with_summaries().system_prompt, "Fix it.", None).prompt)
     turns = [READ, "Read."] * 32
     done, _ = await roll_out(chat, *turns, context=context, total=opening + 1_000)
     assert done.ending is RolloutEnding.LENGTH_LIMIT
@@ -212,6 +214,13 @@ async def test_without_summaries_a_full_context_ends_the_rollout(chat: ChatForma
         RolloutTask(instruction="Fix it."),
     )
     assert (done.ending, len(done.links)) == (RolloutEnding.LENGTH_LIMIT, 1)
+
+
+async def test_a_first_prompt_without_room_for_later_contexts_is_refused(chat: ChatFormat) -> None:
+    least = smallest_context(chat)
+    await roll_out(chat, "Done.", context=least)
+    with pytest.raises(UserError, match="a context may have"):
+        await roll_out(chat, "Done.", context=least - 1)
 
 
 async def test_a_policy_of_one_context_refuses_to_sum_it_up(chat: ChatFormat) -> None:

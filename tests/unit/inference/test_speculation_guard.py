@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from etude.inference.engine.speculation import (
     EngineCounts,
-    Speculating,
     SpeculationGuard,
+    SpeculativeEngine,
     SpeedSample,
     pays,
     speedup,
@@ -22,7 +22,7 @@ def guard_of(engine: "Engine") -> SpeculationGuard:
 
 
 @dataclass
-class Engine(Speculating):
+class Engine(SpeculativeEngine):
     """Samples at a rate of its own with guesses, and at another without."""
 
     with_guesses: float

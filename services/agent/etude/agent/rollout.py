@@ -71,7 +71,7 @@ async def run_rollout(  # noqa: PLR0913 - the parts of a rollout
         PlatformFaultError: the sampler or the environment failed, or answered inconsistently.
         UserError: the first prompt leaves no room for a completion.
     """
-    opened = first_prompt(chat, tools, task.instruction, max_tokens=limits.context_tokens)
+    opened = first_prompt(chat, tools, task.instruction, max_tokens=limits.opening_tokens)
     costs = RolloutCosts(prompt_tokens=len(opened.prompt))
     policy = TokenPolicy(
         sampler=sampler,

@@ -12,13 +12,15 @@ from etude.agent.workspace import Workspace
 REQUEST = """\
 Your context is nearly full. Write down what you need to go on without it: what you have found, \
 what you have changed, in which files, what is still to do, and what you would do next. Only this \
-text and the requests of the user are kept. Call no tool.\
+text and the requests of the user are kept. Results that are left out have no room here. Call no \
+tool.\
 """
 """Message of the harness that asks for a summary."""
-LEFT_OUT = "[left out: it has no room in this context]"
+LEFT_OUT = "[left out]"
 """Result of a call in the context that is summed up, where the result itself has no room."""
 REQUEST_TOKENS = 512
-"""Room for the request and for results that are left out; tokenizers need 60 to 120 for it."""
+"""Room for the request and for results that are left out: tokenizers need 70 to 130 for it, and 10
+for each result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,13 @@ class SummaryLimits:
     """Tokens of one context, of the summary at its end too."""
     max_tokens: int
     """Tokens of one summary, with its thinking."""
+
+    def most_opening(self, *, turn_tokens: int) -> int:
+        """Most tokens of a first prompt that leave each context room for a turn.
+
+        A later context opens with the prompt and a summary; at its end it needs room for another.
+        """
+        return self.context_tokens - turn_tokens - 2 * self.max_tokens - REQUEST_TOKENS
 
     def is_due(self, num_tokens: int, *, turn_tokens: int) -> bool:
         """True if a context has no room for another turn and a summary after it.

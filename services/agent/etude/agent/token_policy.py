@@ -61,6 +61,13 @@ class RolloutLimits:
         """Tokens of one context."""
         return self.max_tokens if self.summaries is None else self.summaries.context_tokens
 
+    @property
+    def opening_tokens(self) -> int:
+        """Most tokens of the first prompt: contexts after it open with it and a summary."""
+        if self.summaries is None:
+            return self.max_tokens
+        return self.summaries.most_opening(turn_tokens=self.max_turn_tokens)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutTask:

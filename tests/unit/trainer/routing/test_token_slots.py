@@ -2,11 +2,14 @@
 
 import asyncio
 
+import pytest
+
+from etude.trainer.routing import token_slots
 from etude.trainer.routing.token_slots import TokenSlots
 
 
 async def hold_until(slots: TokenSlots, ends: asyncio.Event, held: list[int], number: int) -> None:
-    async with slots.hold():
+    async with slots.hold(lambda _: None):
         held.append(number)
         await ends.wait()
 
@@ -62,9 +65,30 @@ async def test_a_cancelled_wait_takes_no_slot() -> None:
     end.set()
     await settle_one(first, waiting)
     assert slots.taken == 0
-    async with asyncio.timeout(1), slots.hold() as waited_s:
+    waits: list[float] = []
+    async with asyncio.timeout(1), slots.hold(waits.append):
         assert slots.taken == 1
-        assert waited_s == 0
+        assert waits == []
+
+
+async def test_a_wait_is_noted_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_slots, "NOTE_S", 0.01)
+    slots, end, waits = TokenSlots(limit=1), asyncio.Event(), list[float]()
+    first = asyncio.create_task(hold_until(slots, end, [], 0))
+    await settle()
+
+    async def hold() -> None:
+        async with slots.hold(waits.append):
+            pass
+
+    waiting = asyncio.create_task(hold())
+    async with asyncio.timeout(10):
+        while len(waits) < 3:  # noqa: ASYNC110 - the wait goes on
+            await asyncio.sleep(0.01)
+    assert not waiting.done()
+    end.set()
+    await asyncio.gather(first, waiting)
+    assert slots.taken == 0
 
 
 async def settle_one(first: "asyncio.Task[None]", cancelled: "asyncio.Task[None]") -> None:

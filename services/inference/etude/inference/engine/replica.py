@@ -30,7 +30,7 @@ from etude.inference.engine.interface import (
 )
 from etude.inference.engine.plugin import BACKEND, SET_SPECULATION
 from etude.inference.engine.prefix_cache import PrefixCacheSalts
-from etude.inference.engine.speculation import EngineCounts, Speculating, read_registry
+from etude.inference.engine.speculation import EngineCounts, SpeculativeEngine, read_registry
 from etude.inference.settings import EngineOptions
 from etude.inference.swap.coordinator import SwapCoordinator
 from etude.inference.swap.forward_gate import ForwardGate
@@ -97,7 +97,7 @@ class VllmRanks(Ranks):
         return answers
 
 
-class Replica(PolicyEngine, ForwardGate, Speculating):
+class Replica(PolicyEngine, ForwardGate, SpeculativeEngine):
     """PolicyEngine on vLLM."""
 
     def __init__(self, llm: _GatedLLM, options: EngineOptions) -> None:

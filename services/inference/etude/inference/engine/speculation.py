@@ -35,7 +35,7 @@ class EngineCounts(NamedTuple):
     """Requests in the batch."""
 
 
-class Speculating(Protocol):
+class SpeculativeEngine(Protocol):
     """An engine whose guesses can be turned on and off between two forward passes."""
 
     async def set_speculation(self, *, is_on: bool) -> None: ...
@@ -74,7 +74,7 @@ def read_registry() -> EngineCounts:
 class SpeculationGuard:
     """Measures an engine with and without guesses now and then, and leaves the faster way on."""
 
-    engine: Speculating
+    engine: SpeculativeEngine
     window_s: float = WINDOW_S
     hold_s: float = HOLD_S
     polls: int = 10
@@ -82,11 +82,13 @@ class SpeculationGuard:
 
     async def watch(self) -> None:
         """Try for ever; an engine that is idle is tried again later."""
+        last: float | None = None
         while True:
             found = speedup(await self.measure())
             if found is not None:
                 metrics.SPECULATION_SPEEDUP.set(found)
-            await self._switch(is_on=pays(found))
+                last = found
+            await self._switch(is_on=pays(last))  # an idle engine keeps what was found before
             await asyncio.sleep(self.hold_s if found is not None else self.window_s)
 
     async def measure(self) -> list[SpeedSample]:

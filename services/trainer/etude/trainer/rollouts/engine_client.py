@@ -64,8 +64,7 @@ class EngineSampler(Sampler):
                 message_tokens=MESSAGE_TOKENS,
                 is_rollout=True,
             )
-            async with self.router.token_slots.hold() as waited_s:
-                self.outage.add_wait(waited_s)
+            async with self.router.token_slots.hold(self.outage.add_wait):
                 await self._sample_part(request, draft)
         num_tokens = len(draft.token_ids)
         self.counts.add(num_tokens, is_interrupted=draft.num_calls > 1)

@@ -378,7 +378,7 @@ class GroupRunner:
             attempt=recorder.call_prefix if recorder is not None else "",
         )
         trajectory = await run_rollout(
-            sampler if recorder is None else RecordedSampler(sampler, recorder),
+            sampler if recorder is None else RecordedSampler(sampler, recorder, self.chat, outage),
             environment,
             self.chat,
             self.tools,

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -82,6 +82,25 @@ class OutageBudget:
     def add_wait(self, seconds: float) -> None:
         """Count time for which the rollout had to wait for its turn."""
         self.lost_s += seconds
+
+    async def count_wait(self, waiting: Coroutine[None, None, None]) -> None:
+        """Wait for what is not the policy's; counted while it lasts, for a limit that is up.
+
+        Raises:
+            CancelledError: the wait was cancelled.
+        """
+        task = asyncio.create_task(waiting, name="wait")
+        since_s = time.monotonic()
+        try:
+            while not task.done():
+                await asyncio.wait([task], timeout=RETRY_S)
+                now_s = time.monotonic()
+                self.add_wait(now_s - since_s)
+                since_s = now_s
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        task.result()
 
     async def _add_lost_time(self, attempt: Attempt, *, has_substitute: bool) -> None:
         if not has_substitute:

@@ -145,8 +145,8 @@ class RolloutWorker:
                 raise CorruptError(f"instruction.md is not UTF-8: {cause}") from cause
         limits = order.limits
         if isinstance(self._chat, ChatFormat):
-            tools = self._tools(limits)
-            first_prompt(self._chat, tools, instruction, max_tokens=limits.context_tokens)
+            tools, most = self._tools(limits), order.bound_rollout(used_s=0.0).opening_tokens
+            first_prompt(self._chat, tools, instruction, max_tokens=most)
         return instruction
 
     def _tools(self, limits: RolloutPolicy) -> Toolset:

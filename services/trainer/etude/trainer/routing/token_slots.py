@@ -8,8 +8,11 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+
+NOTE_S = 0.25
+"""Longest part of a wait that is noted at a time."""
 
 
 @dataclass(slots=True)
@@ -27,11 +30,16 @@ class TokenSlots:
         self._grant()
 
     @contextlib.asynccontextmanager
-    async def hold(self) -> AsyncIterator[float]:
-        """Hold a slot in the block; gives the seconds that it was waited for."""
-        waited_s = await self._acquire()
+    async def hold(self, note_wait: Callable[[float], None]) -> AsyncIterator[None]:
+        """Hold a slot in the block.
+
+        Args:
+            note_wait: called with the seconds of each part of the wait, while it lasts: a time
+                limit that is up asks for them.
+        """
+        await self._acquire(note_wait)
         try:
-            yield waited_s
+            yield
         finally:
             self.taken -= 1
             self._grant()
@@ -40,26 +48,30 @@ class TokenSlots:
     def _has_room(self) -> bool:
         return not self.limit or self.taken < self.limit
 
-    async def _acquire(self) -> float:
-        """Take a slot; returns the seconds that it was waited for.
+    async def _acquire(self, note_wait: Callable[[float], None]) -> None:
+        """Take a slot.
 
         Raises:
             CancelledError: the wait was cancelled; no slot is taken.
         """
         if self._has_room and not self._waiting:
             self.taken += 1
-            return 0.0
-        began_s = time.monotonic()
+            return
+        since_s = time.monotonic()
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
-            await turn
+            while not turn.done():
+                await asyncio.wait([turn], timeout=NOTE_S)
+                now_s = time.monotonic()
+                note_wait(now_s - since_s)
+                since_s = now_s
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if turn.done():
                 self.taken -= 1  # granted at the same moment
                 self._grant()
+            turn.cancel()
             raise
-        return time.monotonic() - began_s
 
     def _grant(self) -> None:
         while self._waiting and self._has_room:

@@ -40,15 +40,16 @@ class RolloutPolicy(Model):
             field_path=".summaries",
         ),
         Rule(
-            cel="!has(self.summaries) || self.maxTurnTokens + self.summaries.maxTokens"
+            cel="!has(self.summaries) || self.maxTurnTokens + 2 * self.summaries.maxTokens"
             f" + {RESERVE_TOKENS} <= self.summaries.contextTokens",
             holds=lambda s: (
                 s.summaries is None
-                or s.max_turn_tokens + s.summaries.max_tokens + RESERVE_TOKENS
+                or s.max_turn_tokens + 2 * s.summaries.max_tokens + RESERVE_TOKENS
                 <= s.summaries.context_tokens
             ),
-            message="summaries.contextTokens must have room for a turn (maxTurnTokens), a summary"
-            f" (summaries.maxTokens) and {RESERVE_TOKENS} tokens of prompts",
+            message="summaries.contextTokens must have room for a turn (maxTurnTokens), for the"
+            " summaries with which it opens and ends (summaries.maxTokens each), and for"
+            f" {RESERVE_TOKENS} tokens of prompts",
             fix="raise summaries.contextTokens, or lower maxTurnTokens or summaries.maxTokens",
             field_path=".summaries",
         ),

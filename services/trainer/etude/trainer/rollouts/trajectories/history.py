@@ -1,7 +1,8 @@
 """History of a group: the recorded turns of its rollouts, and how each goes on from there."""
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +16,9 @@ from etude.trainer.rollouts.trajectories.resume_counts import Resume, ResumeCaus
 from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)
+
+READ_PAUSES_S = (1, 2, 4, 8)
+"""Pauses between attempts to read the records of a group."""
 
 
 class Dispatch(Protocol):
@@ -55,17 +59,24 @@ class GroupHistory:
         """Read what earlier workers recorded, if there may be any."""
         if not self.order.is_continued:
             return
-        try:
-            found = await self.reader.read_group(self.order.group_id)
-        except StoreError as error:
-            log.warning("rollouts of %s begin again: %s", self.order.group_id, error)
-            found = {}
+        found = await self._read_group()
         for rollout_id in rollout_ids:
             past = found.get(rollout_id)
             if past is None or not past.turns:
                 self.counts.add_redrawn(ResumeCause.UNRECORDED, 0)
             else:
                 self._past[rollout_id] = past
+
+    async def _read_group(self) -> Mapping[str, RecordedRollout]:
+        """Read the records of the group; none if the store stays away."""
+        for pause_s in (*READ_PAUSES_S, None):
+            try:
+                return await self.reader.read_group(self.order.group_id)
+            except StoreError as error:
+                log.warning("records of %s cannot be read: %s", self.order.group_id, error)
+            if pause_s is not None:
+                await asyncio.sleep(pause_s)
+        return {}
 
     async def take_over(
         self, rollout_id: str, take: Callable[[environments_pb2.Lease], Awaitable[bool]]

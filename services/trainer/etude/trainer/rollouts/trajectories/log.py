@@ -114,14 +114,15 @@ class TrajectoryLog(DurableLog):
             self._firsts.pop(rollout_id, None)
         needed = min(self._firsts.values(), default=self.durable_sequence + 1)
         is_idle = not self._firsts and not self.depth
-        await asyncio.to_thread(self._delete_before, needed, with_newest=is_idle)
+        await asyncio.to_thread(self._delete_before, needed, is_idle=is_idle)
 
-    def _delete_before(self, needed: int, *, with_newest: bool) -> None:
+    def _delete_before(self, needed: int, *, is_idle: bool) -> None:
         keys = sorted(info.key for info in self.store.list(self.prefix))
         firsts = [int(key.rsplit("/", 1)[1].removesuffix(".wal")) for key in keys]
         # A segment ends where the next one begins.
         over = [key for key, end in zip(keys, firsts[1:], strict=False) if end <= needed]
-        if with_newest:
-            over += keys[-1:]
+        if is_idle:  # but not one that was written meanwhile
+            newest = zip(keys[-1:], firsts[-1:], strict=True)
+            over += [key for key, first in newest if first < needed]
         if over:
             self.store.delete(over)

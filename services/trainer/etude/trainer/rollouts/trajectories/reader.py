@@ -42,9 +42,9 @@ class TrajectoryReader:
     def _read_group(self, group_id: str) -> dict[str, RecordedRollout]:
         for info in self.store.list(TRAJECTORIES):
             if info.key not in self._indexed:
-                self._indexed.add(info.key)
                 for record in self._read_segment(info.key):
                     self._groups.setdefault(record.group_id, set()).add(info.key)
+                self._indexed.add(info.key)
         found: Records = []
         for key in self._groups.get(group_id, ()):
             found += [each for each in self._read_segment(key) if each.group_id == group_id]

@@ -8,12 +8,14 @@ from typing import NamedTuple
 from typing_extensions import override
 
 from etude.agent import messages
-from etude.agent.completions import Completion, FinishReason
+from etude.agent.chat import ChatFormat
+from etude.agent.completions import Completion, FinishReason, find_inconsistency
 from etude.agent.replay import DivergedError
 from etude.agent.token_policy import Sampler
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.trajectory import RolloutCosts
 from etude.agent.turns import ToolCall
+from etude.trainer.rollouts.outage import OutageBudget
 from etude.trainer.rollouts.trajectories.log import TrajectoryLog
 from etude.trainer.rollouts.trajectories.recorded_rollout import (
     Place,
@@ -144,6 +146,8 @@ class RecordedSampler(Sampler):
 
     inner: Sampler
     recorder: RolloutRecorder
+    chat: ChatFormat
+    outage: OutageBudget
     _turn: int = 0
 
     @override
@@ -157,8 +161,14 @@ class RecordedSampler(Sampler):
         completion = await self.inner.generate(
             prompt_ids, max_tokens=max_tokens, temperature=temperature, seed=seed
         )
-        self.recorder.add_turn(prompt_ids, completion, time.monotonic() - started_s)
-        await self.recorder.log.wait_for_room()
+        seconds = time.monotonic() - started_s
+        vocab_size, end_ids = self.chat.vocab_size, self.chat.end_ids
+        # One that the turn loop refuses would be repeated by every retry.
+        if not find_inconsistency(
+            completion, max_tokens=max_tokens, vocab_size=vocab_size, end_ids=end_ids
+        ):
+            self.recorder.add_turn(prompt_ids, completion, seconds)
+            await self.outage.count_wait(self.recorder.log.wait_for_room())
         return completion
 
     def _repeat(self, turn: int, prompt_ids: Sequence[int]) -> Completion:
