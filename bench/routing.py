@@ -71,7 +71,7 @@ def _figures(
         "disturbed_scaling": round(disturbed.tokens_per_s / one, 3),
         "disturbed_interrupted": disturbed.counts.interrupted,
         "disturbed_faults": disturbed.faults,
-        "interrupted_length_ratio": round(disturbed.counts.lost_work_length_ratio, 3),
+        "interrupted_length_ratio": round(disturbed.counts.interrupted_length_ratio, 3),
     }
 
 
