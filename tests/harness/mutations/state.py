@@ -18,6 +18,9 @@ VOLATILE = {
     *("batch.kubernetes.io/controller-uid", "controller-uid"),
 }
 
+_EMPTY = ([], None)
+"""What an API server leaves of a list without entries."""
+
 Manifest = dict[str, Any]
 
 
@@ -59,9 +62,9 @@ def conditions(manifest: Manifest) -> dict[str, tuple[str, str]]:
 
 
 def unlike(before: Any, after: Any, path: str = "") -> Iterator[str]:
-    """Where two values differ, by path."""
+    """Where two values differ, by path; a list that lost its last entry may be gone, too."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted({*before, *after}):
             yield from unlike(before.get(key), after.get(key), f"{path}.{key}")
-    elif before != after:
+    elif before != after and not (before in _EMPTY and after in _EMPTY):
         yield f"{path}: {str(before)[:200]} is now {str(after)[:200]}"
