@@ -70,8 +70,9 @@ async def test_a_clone_runs_without_rights(lab: Lab) -> None:
     assert re.search(r"Max core file size +0 ", limits)
     files = re.search(r"Max open files +(\d+) ", limits)
     assert files is not None
-    # A descriptor that it inherits has the number that it has here.
-    assert 128 <= int(files[1]) <= max(128, highest_file() + 1)
+    # A descriptor that it inherits has the number that it has here, where a few were open only
+    # while it was made.
+    assert 128 <= int(files[1]) <= max(128, highest_file() + 16)
 
 
 async def test_a_clone_takes_memory_in_small_pages_and_its_host_does_not(lab: Lab) -> None:
