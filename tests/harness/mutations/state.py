@@ -18,7 +18,7 @@ VOLATILE = {
     *("batch.kubernetes.io/controller-uid", "controller-uid"),
 }
 
-_EMPTY = ([], None)
+_EMPTY: tuple[list[Any] | None, ...] = ([], None)
 """What an API server leaves of a list without entries."""
 
 Manifest = dict[str, Any]
