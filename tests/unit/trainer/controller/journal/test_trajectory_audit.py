@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import math
 import random
 from collections.abc import Callable
 
@@ -35,7 +36,8 @@ def act(recorder: RolloutRecorder, draw: random.Random, turns: int) -> None:
         place = len(recorder.rollout.turns)
         ids = [draw.randrange(1000) for _ in range(draw.randint(1, 4))]
         spans = [PolicySpan(0, len(ids), VERSION, VERSION)]
-        completion = Completion(ids, [-0.5] * len(ids), spans, FinishReason.STOP)
+        logprobs = [draw.choice([-0.5, -1.0, math.nan]) for _ in ids]
+        completion = Completion(ids, logprobs, spans, FinishReason.STOP)
         recorder.add_turn(range(place), completion, 1.0)
         calls = [ToolCall(f"{place}.0", "run_terminal", "{}")]
         recorder.add_results(calls, [ToolOutcome(content=f"done {draw.random()}")], 0.5)
@@ -170,6 +172,20 @@ async def test_the_audit_finds_every_kind_of_mutated_history(mutate: Mutation) -
         objects, expected = rewrite(await make_history(seed), mutate, random.Random(seed))
         found = {finding.invariant for finding in audit_trajectories(objects)}
         assert expected in found, f"seed {seed}: {found}"
+
+
+async def test_a_log_that_was_cut_behind_a_rollout_that_ended_has_no_findings() -> None:
+    def change_nothing(records: Records, draw: random.Random) -> str:
+        return ""
+
+    objects, _ = rewrite(await make_history(1), change_nothing, random.Random(1))
+    key, data = next(reversed(objects.items()))
+    payloads = [payload for _, payload in read_frames(data)]
+    frames = [encode_frame(8, at, payload) for at, payload in enumerate(payloads[3:], 4)]
+    del objects[key]
+    folder = key.rpartition("/")[0]
+    objects[f"{folder}/{4:012d}.wal"] = encode_segment("run", 1, first=4, frames=frames)
+    assert audit_trajectories(objects) == []
 
 
 async def test_a_rollout_with_other_tokens_than_were_recorded_is_found() -> None:

@@ -33,7 +33,8 @@ class RecordedTokens(NamedTuple):
     """Tokens and log-probs that a policy sampled."""
 
     token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    logprobs: bytes
+    """Of fp32: NaN is equal to itself."""
 
 
 def audit_trajectories(
@@ -46,6 +47,8 @@ def audit_trajectories(
         finished: rollouts of the journal: what they sampled must be what was recorded.
     """
     findings: list[JournalFinding] = []
+    cut = _cut_writers(objects)
+    headless: set[_Place] = set()
     beginnings: dict[_Place, list[pb.TrajectoryRecord]] = defaultdict(list)
     for writer, records in _read_logs(objects, findings).items():
         owners: dict[_Place, str] = {}
@@ -54,12 +57,14 @@ def audit_trajectories(
             if place in beginnings and owners.get(place) is None:
                 what = f"{writer} writes a beginning of {place.rollout_id} that another wrote"
                 findings.append(JournalFinding("I2", what))
+            if place not in owners and writer in cut and record.number:
+                headless.add(place)  # its rollout has ended, and earlier segments were deleted
             owners[place] = writer
             beginnings[place].append(record)
     complete = {
         place: records
         for place, records in beginnings.items()
-        if _check_numbers(place, records, findings)
+        if place not in headless and _check_numbers(place, records, findings)
     }
     for place, records in complete.items():
         _check_carried(place, records, complete, findings)
@@ -95,6 +100,17 @@ def _read_logs(
         else:
             logs[writer] += frames
     return logs
+
+
+def _cut_writers(objects: Collection[str]) -> set[str]:
+    """Writers whose first segments were deleted."""
+    firsts: dict[str, int] = {}
+    for key in objects:
+        if key.startswith(TRAJECTORIES):
+            parts = key.removeprefix(TRAJECTORIES).split("/")
+            first = int(parts[-1].partition(".")[0])
+            firsts[parts[0]] = min(first, firsts.get(parts[0], first))
+    return {writer for writer, first in firsts.items() if first > 1}
 
 
 def _place_of(record: pb.TrajectoryRecord) -> _Place:
@@ -187,7 +203,7 @@ def _recorded_tokens(records: Collection[pb.TrajectoryRecord]) -> RecordedTokens
     turns = [record.turn for record in records if record.HasField("turn")]
     return RecordedTokens(
         tuple(token for turn in turns for token in turn.token_ids),
-        tuple(logprob for turn in turns for logprob in turn.logprobs),
+        b"".join(struct.pack(f"<{len(turn.logprobs)}f", *turn.logprobs) for turn in turns),
     )
 
 
@@ -200,4 +216,5 @@ def _sampled_tokens(rollout: rollout_pb2.Rollout) -> RecordedTokens:
         )
         if mask
     ]
-    return RecordedTokens(tuple(t for t, _ in chosen), tuple(p for _, p in chosen))
+    logprobs = struct.pack(f"<{len(chosen)}f", *(logprob for _, logprob in chosen))
+    return RecordedTokens(tuple(token for token, _ in chosen), logprobs)
