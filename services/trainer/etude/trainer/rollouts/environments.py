@@ -27,6 +27,8 @@ CALL_MARGIN_S = 30.0
 
 MIN_QUEUE_S = 600
 
+RESUME_LIMIT_S = 60.0
+"""Longest time for a host to resume an environment: one that hangs holds up its siblings' slots."""
 RESUMED_S = 120
 """Life of a lease that had expired, before it is renewed."""
 ADOPTION_TRIES = 10
@@ -70,7 +72,8 @@ class GroupEnvironments:
         if await self.leases.take_over(lease.lease_id):
             return True
         try:
-            await self.states(lease, OutageBudget(0)).resume(ttl_s=RESUMED_S)
+            stub, outage = self.clients.snapshot_stub(lease.endpoint), OutageBudget(0)
+            await SnapshotClient(stub, lease, outage, RESUME_LIMIT_S).resume(ttl_s=RESUMED_S)
         except (grpc.aio.AioRpcError, EtudeError) as error:
             log.info("lease %s is gone: %s", lease.lease_id, error)
             return False

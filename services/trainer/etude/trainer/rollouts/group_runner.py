@@ -118,7 +118,8 @@ class GroupRunner:
 
     async def _launch(self, indices: Sequence[int], *, attempt: int) -> None:
         """Start each of some siblings as an environment for it becomes ready."""
-        left = [index for index in indices if not await self._take_over(index, attempt)]
+        taken = await asyncio.gather(*(self._take_over(index, attempt) for index in indices))
+        left = [index for index, has_lease in zip(indices, taken, strict=True) if not has_lease]
         if left:
             await self._lease(left, attempt)
 
