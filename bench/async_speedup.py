@@ -19,6 +19,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,20 +69,7 @@ def main() -> None:
             modes = {each: measure(each, given.steps) for each in (0, given.staleness)}
     sync, found = modes[0], modes[given.staleness]
     speedup = found.tokens_per_s / sync.tokens_per_s
-    table = Table("mode", "S", "tokens/s", "of Sync", "wall s", "CPU s", "violations")
-    for staleness, each in modes.items():
-        table.add_row(
-            "FullyAsync" if staleness else "Sync",
-            str(staleness),
-            f"{each.tokens_per_s:.0f}",
-            f"{each.tokens_per_s / sync.tokens_per_s:.2f} x",
-            f"{each.wall_s:.1f}",
-            f"{each.cpu_s:.1f}",
-            str(each.violations),
-        )
-    console = Console(width=None if os.isatty(1) else 120)
-    console.print(table)
-    console.print(f"goal: {GOAL} x at S = 4")
+    _print(modes)
     violations = sync.violations + found.violations
     figures.record(
         "trainer",
@@ -98,6 +86,24 @@ def main() -> None:
     )
     if violations:
         raise SystemExit(1)
+
+
+def _print(modes: Mapping[int, Outcome]) -> None:
+    """Print the outcome of each bound of staleness, of which 0 is Sync."""
+    table = Table("mode", "S", "tokens/s", "of Sync", "wall s", "CPU s", "violations")
+    for staleness, each in modes.items():
+        table.add_row(
+            "FullyAsync" if staleness else "Sync",
+            str(staleness),
+            f"{each.tokens_per_s:.0f}",
+            f"{each.tokens_per_s / modes[0].tokens_per_s:.2f} x",
+            f"{each.wall_s:.1f}",
+            f"{each.cpu_s:.1f}",
+            str(each.violations),
+        )
+    console = Console(width=None if os.isatty(1) else 120)
+    console.print(table)
+    console.print(f"goal: {GOAL} x at S = 4")
 
 
 async def _measure(shape: RunShape, workers: SleepingRollouts, folder: Path) -> Outcome:

@@ -98,8 +98,7 @@ def route(
             # Softmax is compared in logits, where a ratio is a difference: exact at 1.
             in_logits = router.scoring is Scoring.SOFTMAX and bias is None and router.groups == 1
             worst = preference.gather(1, order[:, k - 1 : k])
-            floor = worst + math.log(plausibility) if in_logits else worst * plausibility
-            kept &= preference >= floor
+            kept &= preference >= _lower_bound(worst, plausibility, in_logits=in_logits)
         unused = ~kept.gather(1, order)
         first = unused.byte().argsort(dim=1, stable=True)[:, :k]
         order = order.gather(1, first.sort(dim=1).values)
@@ -109,6 +108,11 @@ def route(
         total = weights.sum(-1, keepdim=True)
         weights = weights / (total if router.scoring is Scoring.SOFTMAX else total + _EPSILON)
     return Routes(ids.to(torch.int32), weights * router.scale, replaced)
+
+
+def _lower_bound(worst: Tensor, plausibility: float, *, in_logits: bool) -> Tensor:
+    """Least preference of a replayed expert, from that of the k-th best live one. [T, 1]."""
+    return worst + math.log(plausibility) if in_logits else worst * plausibility
 
 
 def _preference(logits: Tensor, scores: Tensor, router: Router, bias: Tensor | None) -> Tensor:

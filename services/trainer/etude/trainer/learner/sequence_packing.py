@@ -135,16 +135,10 @@ def collate(
         places = [row.places + start for row, start in zip(rows, starts, strict=True)]
         owners = np.zeros(sum(num_trained), dtype=np.int64)
     else:
-        lengths = ()
-        token_ids = np.full((max(1, len(rows)), _longest(rows)), PAD, dtype=np.int64)
-        for index, row in enumerate(rows):
-            token_ids[index, : row.token_ids.size] = row.token_ids
+        token_ids, lengths = _pad_rows(rows), ()
         starts = np.arange(len(rows)) * token_ids.shape[1]
         places = [row.places for row in rows]
         owners = np.repeat(np.arange(len(rows)), num_trained)
-    guessing = [
-        start + np.arange(num_guesses(row)) for row, start in zip(rows, starts, strict=True)
-    ]
     own = context.own_tokens(token_ids.shape[1])
     every = np.concatenate([np.zeros(0, dtype=np.int64), *places])
     predicted = (own.start < every) & (every <= own.stop)
@@ -167,11 +161,23 @@ def collate(
         proximal_logprobs=select([row.proximal_logprobs for row in rows], torch.float32),
         sequence_log_rho=select([row.sequence_log_rho for row in rows], torch.float32),
         sequence_log_ratio=select([row.sequence_log_ratio for row in rows], torch.float32),
-        guessing=torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *guessing])).to(
-            device
-        ),
+        guessing=_lay_guesses(rows, starts).to(device),
         routes=_lay_routes(rows, starts, token_ids.shape, device),
     )
+
+
+def _pad_rows(rows: Sequence[TrainingRow]) -> NDArray[np.int64]:
+    """Lay each sequence in a row of its own, padded on the right; one row without any. [B, T]."""
+    token_ids = np.full((max(1, len(rows)), _longest(rows)), PAD, dtype=np.int64)
+    for index, row in enumerate(rows):
+        token_ids[index, : row.token_ids.size] = row.token_ids
+    return token_ids
+
+
+def _lay_guesses(rows: Sequence[TrainingRow], starts: NDArray[np.int64]) -> Tensor:
+    """Positions of the flattened rows at which a head guesses. [G]."""
+    parts = [start + np.arange(num_guesses(row)) for row, start in zip(rows, starts, strict=True)]
+    return torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *parts]))
 
 
 def _lay_routes(

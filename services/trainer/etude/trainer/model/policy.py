@@ -139,11 +139,8 @@ class Policy(nn.Module):
             bias=head.bias,
             transform=self.transform,
         )
-        guesses = None
-        if guessing is not None:
-            guesses = heads.guess_tokens(
-                self.model, token_ids, trunk[0], hidden, guessing=guessing, packing=packing
-            )
+        guess = partial(heads.guess_tokens, self.model, token_ids, packing=packing)
+        guesses = None if guessing is None else guess(trunk[0], hidden, guessing=guessing)
         # FSDP2 hooks into what a module returns, and a view could lose the hook.
         return TokenScores(scores.logprobs.clone(), scores.entropy, guesses)
 
