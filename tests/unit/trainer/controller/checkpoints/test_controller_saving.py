@@ -3,14 +3,15 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.support.trainer.dying_store import DyingStore, KilledError
 from tests.support.trainer.store_outages import replace_learners
 from tests.support.trainer_simulation.workers import SimulatedLearners
-from typing_extensions import Buffer, override
+from typing_extensions import override
 
 from etude.common.blobs import MemoryStore, ObjectInfo
 from etude.common.checkpoints.manifest import (
@@ -169,48 +170,6 @@ async def test_steps_go_on_while_a_checkpoint_of_their_start_is_stored(
         learner = json.loads(world.store.get(f"{folder}learner/state.json"))
         assert learner["weights"] == trained[each.manifest.step - 1]
         assert read_state(world.store, each).cursor.global_step == each.manifest.step
-
-
-class KilledError(ConnectionError):
-    """Nothing that this controller does afterwards counts."""
-
-
-@dataclass
-class DyingStore(MemoryStore):
-    """Takes a number of writes to checkpoints; its controller dies before the next one."""
-
-    writes_left: int = -1
-    """-1 for any number."""
-    stays_dead: bool = True
-    """False to refuse that one write alone."""
-    is_dead: bool = False
-
-    def _count(self, key: str) -> None:
-        is_last = key.startswith("checkpoints/") and self.writes_left == 0
-        if key.startswith("checkpoints/"):
-            self.writes_left -= 1
-        self.is_dead = self.is_dead or (is_last and self.stays_dead)
-        if is_last or self.is_dead:
-            raise KilledError(key)
-
-    def revive(self) -> None:
-        self.writes_left, self.is_dead = -1, False
-
-    @override
-    def put(self, key: str, data: Buffer) -> None:
-        self._count(key)
-        MemoryStore.put(self, key, data)
-
-    @override
-    def create(self, key: str, data: bytes) -> None:
-        self._count(key)
-        MemoryStore.create(self, key, data)
-
-    @override
-    def delete(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self._count(key)
-        MemoryStore.delete(self, keys)
 
 
 @pytest.mark.parametrize("writes", range(7))

@@ -67,6 +67,33 @@ def test_a_ledger_resumed_anywhere_equals_the_one_that_was_never_stopped(
     }
 
 
+@settings(max_examples=60)
+@given(st.integers(0, 10**6), st.data())
+def test_a_checkpoint_keeps_batches_that_its_weights_do_not_have(
+    seed: int, data: st.DataObject
+) -> None:
+    made = history(seed)
+    cut = data.draw(st.integers(1, len(made.records)))
+    num_trained = data.draw(st.integers(0, 3))
+    before, whole = Ledger(), Ledger()
+    for record in made.records:
+        for ledger in [whole] if record.sequence > cut else [whole, before]:
+            ledger.apply(copy.deepcopy(record))
+    for step in list(before.batches)[:num_trained]:
+        before.forget_batch(step)
+        whole.forget_batch(step)
+    state = LedgerState.model_validate_json(before.checkpoint_state().model_dump_json())
+    since = min([cut + 1, *state.live.values()])
+    after = resume_ledger(state, copy.deepcopy(made.records[since - 1 :]), sequence=cut)
+    assert list(after.batches.items()) == list(whole.batches.items())
+    assert (after.live, after.consumed) == (whole.live, whole.consumed)
+    assert (after.accepted, after.trained, after.dropped) == (
+        whole.accepted,
+        whole.trained,
+        whole.dropped,
+    )
+
+
 def test_a_rollout_delivered_twice_counts_once() -> None:
     made = History()
     made.open()

@@ -6,6 +6,12 @@ from dataclasses import dataclass, field
 from etude.common.api.run.checkpointing import Checkpointing
 
 
+def is_due_by_steps(checkpointing: Checkpointing, *, step: int) -> bool:
+    """True if a checkpoint is due after a step because of its number alone."""
+    steps = checkpointing.steps_between
+    return steps is not None and not step % steps
+
+
 @dataclass(slots=True)
 class CheckpointCadence:
     """Counts steps and seconds since the last checkpoint.
@@ -19,8 +25,7 @@ class CheckpointCadence:
 
     def count_step(self, checkpointing: Checkpointing, *, step: int, now_s: float) -> None:
         """Count a step."""
-        steps, seconds = checkpointing.steps_between, checkpointing.every_seconds
-        by_steps = steps is not None and not step % steps
+        by_steps, seconds = is_due_by_steps(checkpointing, step=step), checkpointing.every_seconds
         by_time = seconds is not None and now_s - self._tried_s >= seconds
         self.is_due = self.is_due or by_steps or by_time
 

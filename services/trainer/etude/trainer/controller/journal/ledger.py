@@ -62,6 +62,8 @@ class LedgerState(BaseModel):
     """Next position of each phase's task order."""
     live: dict[str, int] = Field(default_factory=dict)
     """Groups that are neither trained nor dropped, with the sequence of their ADMIT."""
+    batches: list[StepId] = Field(default_factory=list)
+    """Steps whose batches are journaled and not in the weights; their groups are among the live."""
     trained_groups: dict[str, int] = Field(default_factory=dict)
     """Groups in batches, by phase."""
     versions: list[tuple[int, int, int]] = Field(default_factory=list)
@@ -161,7 +163,9 @@ class Ledger:
             raise CorruptError(f"group {body.group_id} was dropped for {body.reason!r}")
         group = self.live.get(body.group_id)
         if group is None:
-            self._apply_drop_from_batch(body)
+            removed = self._drop_from_batch(body)
+            self.trained -= removed
+            self.dropped[body.reason] += removed
             return
         for record in _named_rollouts(group, body):
             self.lengths.add_lost(record)
@@ -172,16 +176,20 @@ class Ledger:
             del self.live[body.group_id]
         self.on_change(body.group_id)
 
-    def _apply_drop_from_batch(self, body: journal_pb2.JournalDrop) -> None:
-        """Drop a rollout of a batch that is trained again, and goes without it."""
+    def _drop_from_batch(self, body: journal_pb2.JournalDrop) -> int:
+        """Drop a rollout of a batch that is trained again, and goes without it; return 1 if so."""
         groups = [each for groups in self.batches.values() for each in groups]
         group = next((each for each in groups if each.group_id == body.group_id), None)
         if group is not None and body.rollout_id and body.reason in MASKED:
-            removed = _remove_rollout(group, body)
-            self.trained -= removed
-            self.dropped[body.reason] += removed
+            return _remove_rollout(group, body)
+        return 0
 
-    def _apply_batch(self, body: journal_pb2.JournalBatch) -> None:
+    def _add_batch(self, body: journal_pb2.JournalBatch) -> list[RolloutGroup]:
+        """Move the groups of a batch out of those that are live.
+
+        Raises:
+            CorruptError: one is not live.
+        """
         step = StepId(body.phase, body.step)
         missing = [group_id for group_id in body.group_ids if group_id not in self.live]
         if missing:
@@ -193,6 +201,10 @@ class Ledger:
             penalties[each.rollout_id] += each.amount
         for group in groups:
             group.penalties = penalties
+        return groups
+
+    def _apply_batch(self, body: journal_pb2.JournalBatch) -> None:
+        groups = self._add_batch(body)
         for group in groups:
             for index in group.valid_indices():
                 self.trained += 1
@@ -211,17 +223,14 @@ class Ledger:
         return self.batches.pop(step)
 
     def checkpoint_state(self) -> LedgerState:
-        """State for a checkpoint.
-
-        Raises:
-            ValueError: a batch is not in the weights yet; the checkpoint would lose it.
-        """
-        if self.batches:
-            raise ValueError(f"{next(iter(self.batches))} is not trained yet")
+        """State for a checkpoint, with the batches that are not in the weights yet."""
+        untrained = [group for groups in self.batches.values() for group in groups]
+        groups = [*untrained, *self.live.values()]
         return LedgerState(
             consumed=list(self.consumed),
             cursors=dict(self.cursors),
-            live={group.group_id: group.sequence for group in self.live.values()},
+            live={group.group_id: group.sequence for group in groups},
+            batches=list(self.batches),
             trained_groups=dict(self.trained_groups),
             versions=[(v.epoch, v.number, step) for v, step in self.versions.items()],
             accepted=self.accepted,
@@ -270,7 +279,7 @@ def resume_ledger(
 
 
 def _refill(ledger: Ledger, record: journal_pb2.JournalRecord, state: LedgerState) -> None:
-    """Restore the content of groups that were live in the checkpoint, which has counted them."""
+    """Restore groups that were live or in batches of the checkpoint, which has counted them."""
     match record.WhichOneof("body"):
         case "admit" if record.admit.group_id in state.live:
             ledger.live[record.admit.group_id] = _new_group(record.admit, record.sequence)
@@ -281,6 +290,10 @@ def _refill(ledger: Ledger, record: journal_pb2.JournalRecord, state: LedgerStat
                 group.finished.setdefault(rollout.index, record.rollout)
         case "drop" if record.drop.group_id in ledger.live and record.drop.rollout_id:
             _remove_rollout(ledger.live[record.drop.group_id], record.drop)
+        case "drop":
+            ledger._drop_from_batch(record.drop)
+        case "batch" if StepId(record.batch.phase, record.batch.step) in state.batches:
+            ledger._add_batch(record.batch)
         case _:
             pass
 

@@ -17,16 +17,17 @@ from etude.trainer.controller.admission.dropping import (
     drop_group,
     drop_surplus,
 )
-from etude.trainer.controller.admission.groups import RolloutGroup, build_policy_batch
+from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.trainer.controller.admission.old_trajectories import OldTrajectories
 from etude.trainer.controller.admission.plans import order_by_readiness, upcoming_waves
 from etude.trainer.controller.admission.staleness import StalenessBound
 from etude.trainer.controller.admission.tasks import TaskOrder
-from etude.trainer.controller.journal.ledger import StepId, ignore_group
+from etude.trainer.controller.journal.ledger import ignore_group
+from etude.trainer.controller.phases.batch_replay import build_batch, replay_batches
 from etude.trainer.controller.phases.evaluation import Evaluator
 from etude.trainer.controller.phases.guards import MismatchGuard, check_faults
 from etude.trainer.controller.phases.slow_groups import SlowGroups
-from etude.trainer.controller.phases.step_accounting import StepAccounting, refuse_left_batches
+from etude.trainer.controller.phases.step_accounting import StepAccounting
 from etude.trainer.controller.progress import RunFailedError
 from etude.trainer.controller.publishing.concurrency import ConcurrencyControl
 from etude.trainer.controller.publishing.in_flight import ignore_change
@@ -35,7 +36,7 @@ from etude.trainer.controller.reporting.rows import (
 )
 from etude.trainer.controller.run import Run
 from etude.trainer.export.receipts import NonFiniteWeightsError
-from etude.trainer.learner.batches import NonFiniteLossError, PolicyBatch
+from etude.trainer.learner.batches import NonFiniteLossError
 from etude.trainer.rollouts.protocol import GroupRequest
 from etude.trainer.seeding import derive_seed
 from etude.v1 import journal_pb2
@@ -91,7 +92,8 @@ class ReinforcementPhase:
         run = self.run
         await run.learners.start_phase(self.phase, run.progress.cursor.step)
         run.plans.begin_phase()
-        await self._replay_batches()
+        if await replay_batches(run, self._accounting):
+            return False
         await self._publish()
         run.publishing.queue.on_change = self._changed.set
         self._buffer = RolloutBuffer(
@@ -181,23 +183,6 @@ class ReinforcementPhase:
         if self.run.checkpoints.is_pausing:
             await self.run.publishing.drain()
         return await self.run.checkpoints.step_boundary()
-
-    async def _replay_batches(self) -> None:
-        """Replay batches from the journal that were trained after the checkpoint.
-
-        Raises:
-            RunFailedError: the batches are not consecutive.
-        """
-        run = self.run
-        while (
-            step := StepId(self.phase.name, run.progress.cursor.step + 1)
-        ) in run.book.ledger.batches:
-            groups = run.book.ledger.batches[step]
-            result = await run.learners.policy_step(self._build_batch(groups))
-            self._report_in_flight()
-            row = self._accounting.account_step(result, groups, waited_s=0.0)
-            run.reporter.recorder.add_row(row)
-        refuse_left_batches(run, self.phase.name)
 
     def _is_version_due(self) -> bool:
         """True after stepsPerVersion steps, at the end, or before an evaluation."""
@@ -380,20 +365,15 @@ class ReinforcementPhase:
             await run.book.journal.wait_durable(sequence)
         run.publishing.batch_sequence = sequence
         run.plans.report_step()
-        result = await run.learners.policy_step(self._build_batch(groups))
+        result = await run.learners.policy_step(build_batch(run, groups))
         self._guard.check(result)
         self._report_in_flight()
+        await run.checkpoints.wait_before_step_ends()
         row = self._accounting.account_step(result, groups, waited_s=waited_s)
         if self._is_version_due():
             row |= await self._publish(ahead=self.backlog)
         run.reporter.recorder.add_row(row)
         self._report_in_flight()
-
-    def _build_batch(self, groups: Sequence[RolloutGroup]) -> PolicyBatch:
-        """Build the learner's batch; tokens of versions with the learner's weights are marked."""
-        versions, step = self.run.book.ledger.versions, self.run.progress.cursor.global_step
-        current = {version for version, published in versions.items() if published == step}
-        return build_policy_batch(groups, current=current)
 
     def _report_in_flight(self) -> None:
         rollouts = self.run.reporter.status.rollouts

@@ -19,6 +19,7 @@ async def train_supervised(run: Run, phase: Phase) -> bool:
         started = time.monotonic()
         result = await run.learners.supervised_step(progress.cursor.step)
         seconds = time.monotonic() - started
+        await run.checkpoints.wait_before_step_ends()
         run.complete_step(result, seconds=seconds)
         record_measurement(run.reporter, {"Loss": result.loss})
         run.reporter.recorder.add_row(step_row(progress.position(), result, seconds=seconds))
