@@ -30,7 +30,11 @@ class Chart:
 def charts(rows: Sequence[Row]) -> list[Chart]:
     """The pictures that a run's rows can fill."""
     rl, supervised, evals = steps(rows, rl=True), steps(rows, rl=False), evaluations(rows)
-    wanted = [*_policy_charts(rl, supervised, evals), *_system_charts(rl)]
+    wanted = [
+        *_policy_charts(rl, supervised, evals),
+        *_behaviour_charts(rl),
+        *_system_charts(rl),
+    ]
     wanted.append(
         Chart(
             name="mtp",
@@ -81,6 +85,37 @@ def _policy_charts(
             title="Does it still explore?",
             unit="nats a token",
             curves=(curve(rl, "entropy", "entropy"),),
+        ),
+    ]
+
+
+def _behaviour_charts(rl: Sequence[Row]) -> list[Chart]:
+    """Charts of how the policy works with its tools."""
+    kinds = ("thinking", "call", "final_message", "summary", "tool_output")
+    return [
+        Chart(
+            name="looks",
+            title="Does it look before it edits, and call tools in parallel?",
+            unit="calls",
+            curves=(
+                curve(rl, "calls_per_turn", "calls a turn with calls"),
+                curve(rl, "looks_before_edit", "reads and searches before the first edit"),
+            ),
+        ),
+        Chart(
+            name="edits",
+            title="Does it edit, and do its calls succeed?",
+            unit="share",
+            curves=(
+                curve(rl, "edit_rate", "rollouts with an edit"),
+                curve(rl, "tool_error_rate", "calls with an error"),
+            ),
+        ),
+        Chart(
+            name="tokens",
+            title="Where do tokens go?",
+            unit="tokens of a step",
+            curves=tuple(curve(rl, f"{kind}_tokens", kind.replace("_", " ")) for kind in kinds),
         ),
     ]
 

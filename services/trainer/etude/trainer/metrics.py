@@ -87,6 +87,18 @@ SLOW_GROUPS = Counter(
     "Groups that a full batch waited for, by what asyncLimits.onStale did with them.",
     ["action"],
 )
+BEHAVIOUR = Gauge(
+    "etude_rollout_behaviour",
+    "Behaviour of the rollouts of the last batch: calls_per_turn, tool_error_rate, edit_rate,"
+    " looks_before_edit; NaN where no rollout has the figure.",
+    ["figure"],
+)
+ROLLOUT_TOKENS = Gauge(
+    "etude_rollout_tokens",
+    "Mean tokens of a rollout of the last batch, by kind: thinking, call, final_message, summary,"
+    " tool_output.",
+    ["kind"],
+)
 REWARD = Gauge("etude_trainer_reward_mean", "Mean reward of the last batch.")
 MONITOR_FIGURE = Gauge(
     "etude_monitor_figure", "Figure of each monitor in the last window of rollouts.", ["monitor"]

@@ -29,6 +29,9 @@ def test_a_run_is_drawn_and_its_rollouts_are_escaped(tmp_path: Path) -> None:
                 "rollouts": 8,
                 "masked": 0,
                 "tools": {"read_file": 3},
+                "calls_per_turn": 1.5,
+                "edit_rate": 0.25,
+                "call_tokens": 12,
             },
             {"kind": "eval", "phase": "rl", "step": 1, "time_s": 3.0, "success": 0.5},
         ]
@@ -43,6 +46,9 @@ def test_a_run_is_drawn_and_its_rollouts_are_escaped(tmp_path: Path) -> None:
     assert "&lt;script&gt;" in text
     assert (tmp_path / "report" / "reward.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "report" / "mtp.png").exists()
+    for name in ("looks", "edits", "tokens"):
+        assert f"{name}.png" in text
+        assert (tmp_path / "report" / f"{name}.png").exists()
     assert "read_file" in text
 
 

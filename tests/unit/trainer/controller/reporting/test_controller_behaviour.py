@@ -1,9 +1,17 @@
 """Habits are read off tool calls."""
 
 import json
+import math
 
-from etude.trainer.controller.reporting.behaviour import behaviour, trajectory_figures
-from etude.v1.rollout_pb2 import CallRecord
+from prometheus_client import REGISTRY
+
+from etude.trainer.controller.reporting.behaviour import (
+    behaviour,
+    token_sums,
+    trajectory_figures,
+)
+from etude.trainer.controller.reporting.policy_metrics import set_behaviour_metrics
+from etude.v1.rollout_pb2 import CallRecord, Costs
 
 
 def call(
@@ -100,3 +108,31 @@ def test_looks_count_before_the_turn_of_the_first_edit_and_calls_per_turn_of_sou
         "looks_before_edit": 2.0,
     }
     assert trajectory_figures([[]]) == {"edit_rate": 0.0}
+
+
+def test_sampled_tokens_are_of_one_kind_each() -> None:
+    costs = Costs(
+        completion_tokens=100,
+        thinking_tokens=40,
+        final_message_tokens=10,
+        summary_tokens=20,
+        tool_output_tokens=7,
+    )
+    assert token_sums([costs, costs]) == {
+        "thinking": 80,
+        "call": 60,
+        "final_message": 20,
+        "summary": 40,
+        "tool_output": 14,
+    }
+
+
+def test_behaviour_is_shown_as_metrics_and_a_figure_without_rollouts_as_no_number() -> None:
+    row = {"edit_rate": 0.5, **{f"{kind}_tokens": 12 for kind in token_sums([])}}
+    set_behaviour_metrics(row, rollouts=4)
+    value = REGISTRY.get_sample_value
+    assert value("etude_rollout_behaviour", {"figure": "edit_rate"}) == 0.5
+    assert math.isnan(value("etude_rollout_behaviour", {"figure": "looks_before_edit"}) or 0)
+    assert value("etude_rollout_tokens", {"kind": "thinking"}) == 3
+    set_behaviour_metrics(row, rollouts=0)
+    assert math.isnan(value("etude_rollout_tokens", {"kind": "thinking"}) or 0)

@@ -11,7 +11,10 @@ from etude.trainer.controller.journal.ledger import StepId
 from etude.trainer.controller.phases.targets import record_measurement
 from etude.trainer.controller.progress import RunFailedError
 from etude.trainer.controller.reporting.monitoring import BatchMonitors, judge_names
-from etude.trainer.controller.reporting.policy_metrics import set_policy_metrics
+from etude.trainer.controller.reporting.policy_metrics import (
+    set_behaviour_metrics,
+    set_policy_metrics,
+)
 from etude.trainer.controller.reporting.rows import (
     Row,
     StepFaults,
@@ -166,10 +169,12 @@ class StepAccounting:
         self._count_faults()
         self._write_rollouts(groups)
         penalties = groups[0].penalties if groups else {}
+        fields = policy_fields(result, records, staleness=staleness, faults=faults)
+        set_behaviour_metrics(fields, rollouts=len(records))
         return (
             step_row(progress.position(), result, seconds=seconds)
             | {"policy_version": version, "rollout_seconds": round(waited_s, 3)}
-            | policy_fields(result, records, staleness=staleness, faults=faults)
+            | fields
             | self._add_to_monitors(groups, entropy=result.entropy)
             | ({"penalised": len(penalties)} if penalties else {})
             | ({"quarantined": [g.group_id for g in groups]} if result.is_skipped else {})

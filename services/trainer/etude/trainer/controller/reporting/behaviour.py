@@ -36,6 +36,8 @@ class Behaviour:
 
 
 SEARCHES = frozenset({"grep", "glob", "codebase_search", "list_dir"})
+TRAJECTORY_FIGURES = ("calls_per_turn", "tool_error_rate", "edit_rate", "looks_before_edit")
+TOKEN_KINDS = ("thinking", "call", "final_message", "summary", "tool_output")
 
 
 def trajectory_figures(rollouts: Sequence[Sequence[rollout_pb2.CallRecord]]) -> dict[str, float]:
@@ -55,6 +57,21 @@ def trajectory_figures(rollouts: Sequence[Sequence[rollout_pb2.CallRecord]]) -> 
         "looks_before_edit": (looks, len(edited)),
     }
     return {name: round(part / whole, 4) for name, (part, whole) in shares.items() if whole}
+
+
+def token_sums(costs: Iterable[rollout_pb2.Costs]) -> dict[str, int]:
+    """Tokens of rollouts by kind; all but those of tool output were sampled."""
+    sums = dict.fromkeys(TOKEN_KINDS, 0)
+    for each in costs:
+        sampled = {
+            "thinking": each.thinking_tokens,
+            "final_message": each.final_message_tokens,
+            "summary": each.summary_tokens,
+        }
+        sampled["call"] = each.completion_tokens - sum(sampled.values())
+        for kind, tokens in ({"tool_output": each.tool_output_tokens} | sampled).items():
+            sums[kind] += tokens
+    return sums
 
 
 def _looks_before_edit(calls: Sequence[rollout_pb2.CallRecord]) -> int:

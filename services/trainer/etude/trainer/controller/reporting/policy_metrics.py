@@ -1,6 +1,10 @@
-"""Metrics of a policy step: how far the policy is from the weights that sampled."""
+"""Metrics of a policy step: distance from the weights that sampled, and behaviour of rollouts."""
+
+import math
 
 from etude.trainer import metrics
+from etude.trainer.controller.reporting.behaviour import TOKEN_KINDS, TRAJECTORY_FIGURES
+from etude.trainer.controller.reporting.rows import Row
 from etude.trainer.learner.batches import StepResult
 
 
@@ -13,3 +17,19 @@ def set_policy_metrics(result: StepResult) -> None:
     metrics.CLIP_FRACTION.set(result.clip_fraction)
     metrics.MASKED_FRACTION.set(figures.get("masked_fraction", 0.0))
     metrics.EFFECTIVE_SAMPLE_SIZE.set(figures.get("effective_sample_size", 0.0))
+
+
+def set_behaviour_metrics(row: Row, *, rollouts: int) -> None:
+    """Set the gauges of behaviour from a policy step's row.
+
+    A figure that its rollouts do not have is NaN, which charts leave out.
+
+    Args:
+        row: of the step.
+        rollouts: that the row's sums are over.
+    """
+    for name in TRAJECTORY_FIGURES:
+        metrics.BEHAVIOUR.labels(figure=name).set(row.get(name, math.nan))
+    for kind in TOKEN_KINDS:
+        mean = row[f"{kind}_tokens"] / rollouts if rollouts else math.nan
+        metrics.ROLLOUT_TOKENS.labels(kind=kind).set(mean)

@@ -15,7 +15,7 @@ from etude.common.evaluation.rollout_metrics import edits_without_evidence, late
 from etude.common.evaluation.scores import Samples, best_of_k, mean_at_n
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.manifest import Stats
-from etude.trainer.controller.reporting.behaviour import behaviour, trajectory_figures
+from etude.trainer.controller.reporting.behaviour import behaviour, token_sums, trajectory_figures
 from etude.trainer.learner.batches import StepResult
 from etude.v1 import environments_pb2, journal_pb2, rollout_pb2
 
@@ -149,9 +149,7 @@ def policy_fields(
         "turns_mean": mean(r.costs.turns for r in rollouts),
         "length_mean": mean(length(r) for r in rollouts),
         "sampled_tokens": sum(r.costs.completion_tokens for r in rollouts),
-        "thinking_tokens": sum(r.costs.thinking_tokens for r in rollouts),
-        "tool_output_tokens": sum(r.costs.tool_output_tokens for r in rollouts),
-        "final_message_tokens": sum(r.costs.final_message_tokens for r in rollouts),
+        **{f"{kind}_tokens": n for kind, n in token_sums(r.costs for r in rollouts).items()},
         **trajectory_figures([r.calls for r in rollouts]),
         "endings": dict(Counter(_ending_name(r) for r in rollouts)),
         "tools": dict(Counter(c.name for r in rollouts for c in r.calls if not c.is_malformed)),
