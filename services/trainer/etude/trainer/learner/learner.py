@@ -1,5 +1,6 @@
 """The learner of one rank: weights, training steps, gradient accumulation, export, restore."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -180,12 +181,11 @@ class Learner:
         if is_in_reward and reference is not None and trained.rows:
             penalised, counts["reference_kl"] = scorer.penalise(trained.rows, batch, reference)
             trained = trained._replace(rows=penalised)
-        loss, update = self._update_from(trained.rows, objective, scorer)
-        trained_tokens = sum(row.places.size for row in trained.rows)
+        loss, update, passed = self._update_from(trained.rows, objective, scorer)
         result = build_policy_result(
             loss,
             update,
-            objective.summary(self._ranks, trained_tokens=trained_tokens) | counts,
+            objective.summary(self._ranks, trained_tokens=passed) | counts,
             trained=trained.rows,
             weight_digest=self.digest(),
             seconds=time.perf_counter() - started,
@@ -194,16 +194,20 @@ class Learner:
 
     def _update_from(
         self, trained: Sequence[TrainingRow], objective: PolicyObjective, scorer: RowScorer
-    ) -> tuple[float, Update]:
-        """Apply the updates of a batch, each from its own rows; the mean loss, and all in one."""
+    ) -> tuple[float, Update, int]:
+        """Apply updates, each of its own rows, until one is left out; count their tokens too."""
         scored = scorer.add_proximal(trained)
-        made = []
+        made, passed = [], 0
         for number in range(objective.algorithm.parameters.updates_per_batch):
             own = [row for row in scored if row.update == number]
             if own or not scored:
                 made.append(self._apply(scorer.add_current(own, update=number), objective))
+                passed += sum(row.places.size for row in own)
+                if made[-1][1].is_skipped:  # one bad batch must not count as several
+                    break
         self._current_phase().step += 1
-        return sum(loss for loss, _ in made) / len(made), combine_updates([u for _, u in made])
+        losses, updates = zip(*made, strict=True)
+        return sum(losses) / len(made), combine_updates(updates), passed
 
     def measure_divergence(self, batch: PolicyBatch) -> float:
         """Mean KL(policy || sampler) of a sampled token of the batch, in nats; trains nothing.
@@ -273,7 +277,7 @@ class Learner:
         figures = {} if guesses is None else guesses.summary(self._ranks)
         if isinstance(objective, PolicyObjective):
             figures |= objective.judge_update(self._ranks)
-        if figures.get("limited_fraction"):
+        if figures.get("limited_fraction") and math.isfinite(loss):
             return loss, Update(0.0, state.optimiser.rate_at(state.step), figures=figures)
         return loss, state.optimiser.apply(step=state.step, loss=loss)._replace(figures=figures)
 
