@@ -201,8 +201,10 @@ bench-trainer: $(READY) ## the controller at 10,000 rollouts in flight, async ag
 	$(RUN) python bench/packing.py
 	$(RUN) python bench/async_speedup.py
 
-bench-long-rollouts: $(READY) ## one rollout of a million tokens over many contexts, from the turn loop to microbatches: bench/out/long_rollouts.json (seconds)
+bench-long-rollouts: $(READY) ## rollouts of a million tokens, in a process and by a worker, and a row of 64 k tokens on two ranks: bench/out/long_rollouts.json (driver Process, two minutes)
 	$(RUN) python bench/long_rollouts.py
+	$(RUN) python bench/long_rollouts.py --worker
+	$(RUN) python bench/long_rollouts.py --context-parallel
 
 chaos-trainer: $(READY) ## controllers killed at random points, against one that was not: bench/out/chaos_trainer.json (simulated learner and rollouts, quarter of an hour)
 	$(RUN) python bench/chaos_trainer.py

@@ -1,12 +1,15 @@
 """A rollout of a million tokens over many contexts, from the turn loop to microbatches.
 
-python bench/long_rollouts.py [--tokens 1000000] [--turns 300] [--context 32768]
+python bench/long_rollouts.py [--worker | --context-parallel]
+    [--tokens 1000000] [--turns 300] [--context 32768]
 
 One rollout reads a long file in each turn, and sums its context up whenever that is full. Sampler
 and files are in this process; turn loop, summaries, message, check, journal and its recovery, and
 microbatches are those of a run. Memory is what the process has more than at its start, for each
 token of all contexts; an id, a log-prob and a mask have 9 bytes. The CPU time of turns is compared
 between the first and the last tenth: in a loop without work for each earlier token it is the same.
+--worker does it by a rollout worker's process, with a sandbox, a store and RPC; the peer is one of
+a tenth. --context-parallel trains a row of 64 k tokens on two ranks, the peer is one rank.
 
 Examples:
   make bench-long-rollouts
@@ -26,13 +29,14 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 from typing_extensions import override
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # figures are recorded as tests do
 
+from long_bench import learner_side, shared_rows, worker_rollout
+from long_bench.script import FILE, SAMPLED_TOKENS, write_file, write_turn
 from tests.support import figures
 
 from etude.agent import messages
@@ -42,23 +46,16 @@ from etude.agent.local import INITIAL, LocalEnvironment
 from etude.agent.rollout import run_rollout
 from etude.agent.summaries import TOOL_NAME, SummarizeContext, SummaryLimits
 from etude.agent.token_policy import RolloutLimits, RolloutTask, Sampler
-from etude.agent.tool_calls import render_call
 from etude.agent.toolsets import toolset
 from etude.agent.trajectory import PolicySpan, Trajectory
 from etude.agent.workspace import ExecResult, MemoryWorkspace
-from etude.common.api.run.phases import Algorithm
 from etude.common.blobs import open_store
-from etude.trainer.algorithms.registry import build_algorithm
-from etude.trainer.controller.admission.groups import check_rollout
 from etude.trainer.controller.journal.write_ahead_log import Journal, recover_records
-from etude.trainer.learner.batches import PolicyBatch, PolicySequence, links_of
-from etude.trainer.learner.rows import policy_rows
-from etude.trainer.learner.sequence_packing import collate, plan_microbatches
 from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2
 
 T = TypeVar("T")
 MODEL = Path(__file__).parents[1] / "tests/unit/agent/model"
-TURN_TOKENS, SUMMARY_TOKENS, SAMPLED_TOKENS = 1_024, 1_024, 700
+TURN_TOKENS, SUMMARY_TOKENS = 1_024, 1_024
 WIRE_BYTES = 9
 MOST_BYTES, MOST_GROWTH = 20 * WIRE_BYTES, 1.5
 """Goals: memory for each token, with the copies of all stages; CPU of late turns over early."""
@@ -86,7 +83,20 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument("--turns", type=int, default=300)
     parser.add_argument("--context", type=int, default=32_768)
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument("--worker", action="store_true", help="a worker's process, and a sandbox")
+    parts.add_argument("--context-parallel", action="store_true", help="two ranks share 64 k")
     given = parser.parse_args()
+    if given.worker:
+        found = worker_rollout.compare(
+            MODEL, tokens=given.tokens, turns=given.turns, context=given.context
+        )
+        figures.record("long_rollouts", **found)
+        raise SystemExit(0 if worker_rollout.is_flat(found) else 1)
+    if given.context_parallel:
+        found = shared_rows.compare()
+        figures.record("long_rollouts", **found)
+        raise SystemExit(0 if shared_rows.is_equal(found) else 1)
     run = LongRollout(tokens=given.tokens, turns=given.turns, context=given.context)
     run.measure()
     found = run.report()
@@ -109,9 +119,7 @@ class FixedSampler(Sampler):
     ) -> Completion:
         now_s = time.process_time()
         self.turn_cpu_s.append(now_s - self._last_s)
-        text = f"{len(self.turn_cpu_s)}: " + "we look. " * SAMPLED_TOKENS
-        words = self.chat.encode_text(text)[:SAMPLED_TOKENS]
-        ids = [*words, *self.chat.completion(render_call("read_file", {"path": "log.txt"}))]
+        ids = write_turn(self.chat, len(self.turn_cpu_s))
         version = INITIAL
         span = PolicySpan(0, len(ids), version, version)
         self._last_s = time.process_time()
@@ -156,10 +164,10 @@ class LongRollout:
         chat = self.sampler.chat
         tools = toolset("Standard").with_tool(TOOL_NAME, SummarizeContext)
         read = max(1, self.tokens // self.turns - SAMPLED_TOKENS)
-        text = chat.decode(chat.encode_text("x = 1 # one\n" * read)[:read])
+        text = write_file(chat, read)
         return await run_rollout(
             self.sampler,
-            LocalEnvironment(tools, MemoryWorkspace({"log.txt": text.encode()}, refuse)),
+            LocalEnvironment(tools, MemoryWorkspace({FILE: text.encode()}, refuse)),
             chat,
             tools,
             RolloutLimits(
@@ -181,30 +189,10 @@ class LongRollout:
         asyncio.run(write_record(uri, rollout))
 
     def _check(self, rollout: rollout_pb2.Rollout) -> None:
-        check_rollout(
-            rollout,
-            vocab_size=self.sampler.chat.vocab_size,
-            max_tokens=self.context,
-            position_of={INITIAL: 0}.get,
-        )
+        learner_side.check(rollout, vocab_size=self.sampler.chat.vocab_size, context=self.context)
 
     def _pack(self, rollout: rollout_pb2.Rollout) -> None:
-        """Build the microbatches of a step that trains the rollout and a sibling of nothing."""
-        sequences = [*links_of(rollout, index=0), _sibling(index=1)]
-        algorithm = build_algorithm(
-            Algorithm.model_validate({"name": "DrGRPO"}), max_tokens=self.tokens
-        )
-        batch = PolicyBatch(
-            sequences=tuple(sequences),
-            rewards=np.array([1.0, 0.0]),
-            groups=np.zeros(2, dtype=np.int64),
-            valid=np.ones(2, dtype=np.bool_),
-        )
-        rows = policy_rows(batch, algorithm).rows
-        lengths = [row.token_ids.size for row in rows]
-        (share,) = plan_microbatches(lengths, ranks=1, max_tokens=self.context, packed=True)
-        for indices in share:
-            collate([rows[each] for each in indices], device=torch.device("cpu"), packed=True)
+        learner_side.pack(rollout, tokens=self.tokens, context=self.context)
 
     def _time(self, name: str, work: Callable[[], T]) -> T:
         wall_s, cpu_s = time.perf_counter(), time.process_time()
@@ -270,16 +258,6 @@ def read_record(uri: str) -> rollout_pb2.Rollout:
     """Read the rollout as a resumed controller does."""
     records = recover_records(open_store(uri), run_uid="bench", before_epoch=2, since=1).records
     return next(each.rollout.rollout for each in records if each.HasField("rollout"))
-
-
-def _sibling(*, index: int) -> PolicySequence:
-    mask = np.array([False, True])
-    return PolicySequence(
-        token_ids=np.array([1, 2], dtype=np.int32),
-        loss_mask=mask,
-        sampler_logprobs=np.array([0, -0.5], dtype=np.float32),
-        rollout=index,
-    )
 
 
 def count_shared(contexts: Sequence[Sequence[int]]) -> int:
