@@ -22,32 +22,33 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from etude.v1 import routes_pb2 as etude_dot_v1_dot_routes__pb2
 from etude.v1 import weights_pb2 as etude_dot_v1_dot_weights__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65tude/v1/inference.proto\x12\x08\x65tude.v1\x1a\x16\x65tude/v1/weights.proto\"g\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\x05\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\x05\x12\x11\n\x04seed\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x07\n\x05_seed\"\xb2\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\x05\x12$\n\x08sampling\x18\x03 \x01(\x0b\x32\x12.etude.v1.Sampling\x12\x0e\n\x06stream\x18\x04 \x01(\x08\x12\x0f\n\x07\x65pisode\x18\x05 \x01(\t\x12\x16\n\x0emessage_tokens\x18\x06 \x01(\x05\x12\x12\n\nis_rollout\x18\x07 \x01(\x08\"\x9c\x01\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12#\n\x05spans\x18\x03 \x03(\x0b\x32\x14.etude.v1.PolicySpan\x12-\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x16.etude.v1.FinishReason\x12\x0f\n\x07run_uid\x18\x05 \x01(\t\"\x16\n\x14GetEngineInfoRequest\"|\n\x15GetEngineInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\x05\x12\x15\n\rmax_model_len\x18\x03 \x01(\x05\x12\x16\n\x0emax_concurrent\x18\x04 \x01(\x05\x12\x11\n\thttp_port\x18\x05 \x01(\x05\"\x16\n\x14GetEngineLoadRequest\"f\n\x15GetEngineLoadResponse\x12\x0f\n\x07running\x18\x01 \x01(\x05\x12\x0f\n\x07waiting\x18\x02 \x01(\x05\x12\x16\n\x0ekv_cache_usage\x18\x03 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x04 \x01(\x03*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\xfb\x01\n\x10InferenceService\x12\x43\n\x08Generate\x12\x19.etude.v1.GenerateRequest\x1a\x1a.etude.v1.GenerateResponse0\x01\x12P\n\rGetEngineInfo\x12\x1e.etude.v1.GetEngineInfoRequest\x1a\x1f.etude.v1.GetEngineInfoResponse\x12P\n\rGetEngineLoad\x12\x1e.etude.v1.GetEngineLoadRequest\x1a\x1f.etude.v1.GetEngineLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65tude/v1/inference.proto\x12\x08\x65tude.v1\x1a\x15\x65tude/v1/routes.proto\x1a\x16\x65tude/v1/weights.proto\"g\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\x05\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\x05\x12\x11\n\x04seed\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x07\n\x05_seed\"\xdc\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\x05\x12$\n\x08sampling\x18\x03 \x01(\x0b\x32\x12.etude.v1.Sampling\x12\x0e\n\x06stream\x18\x04 \x01(\x08\x12\x0f\n\x07\x65pisode\x18\x05 \x01(\t\x12\x16\n\x0emessage_tokens\x18\x06 \x01(\x05\x12\x12\n\nis_rollout\x18\x07 \x01(\x08\x12\x18\n\x0broutes_from\x18\x08 \x01(\x05H\x00\x88\x01\x01\x42\x0e\n\x0c_routes_from\"\xc5\x01\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12#\n\x05spans\x18\x03 \x03(\x0b\x32\x14.etude.v1.PolicySpan\x12-\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x16.etude.v1.FinishReason\x12\x0f\n\x07run_uid\x18\x05 \x01(\t\x12\'\n\x06routes\x18\x06 \x01(\x0b\x32\x17.etude.v1.RoutedExperts\"\x16\n\x14GetEngineInfoRequest\"\x94\x01\n\x15GetEngineInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\x05\x12\x15\n\rmax_model_len\x18\x03 \x01(\x05\x12\x16\n\x0emax_concurrent\x18\x04 \x01(\x05\x12\x11\n\thttp_port\x18\x05 \x01(\x05\x12\x16\n\x0erecords_routes\x18\x06 \x01(\x08\"\x16\n\x14GetEngineLoadRequest\"f\n\x15GetEngineLoadResponse\x12\x0f\n\x07running\x18\x01 \x01(\x05\x12\x0f\n\x07waiting\x18\x02 \x01(\x05\x12\x16\n\x0ekv_cache_usage\x18\x03 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x04 \x01(\x03*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\xfb\x01\n\x10InferenceService\x12\x43\n\x08Generate\x12\x19.etude.v1.GenerateRequest\x1a\x1a.etude.v1.GenerateResponse0\x01\x12P\n\rGetEngineInfo\x12\x1e.etude.v1.GetEngineInfoRequest\x1a\x1f.etude.v1.GetEngineInfoResponse\x12P\n\rGetEngineLoad\x12\x1e.etude.v1.GetEngineLoadRequest\x1a\x1f.etude.v1.GetEngineLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'etude.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=785
-  _globals['_FINISHREASON']._serialized_end=905
-  _globals['_SAMPLING']._serialized_start=62
-  _globals['_SAMPLING']._serialized_end=165
-  _globals['_GENERATEREQUEST']._serialized_start=168
-  _globals['_GENERATEREQUEST']._serialized_end=346
-  _globals['_GENERATERESPONSE']._serialized_start=349
-  _globals['_GENERATERESPONSE']._serialized_end=505
-  _globals['_GETENGINEINFOREQUEST']._serialized_start=507
-  _globals['_GETENGINEINFOREQUEST']._serialized_end=529
-  _globals['_GETENGINEINFORESPONSE']._serialized_start=531
-  _globals['_GETENGINEINFORESPONSE']._serialized_end=655
-  _globals['_GETENGINELOADREQUEST']._serialized_start=657
-  _globals['_GETENGINELOADREQUEST']._serialized_end=679
-  _globals['_GETENGINELOADRESPONSE']._serialized_start=681
-  _globals['_GETENGINELOADRESPONSE']._serialized_end=783
-  _globals['_INFERENCESERVICE']._serialized_start=908
-  _globals['_INFERENCESERVICE']._serialized_end=1159
+  _globals['_FINISHREASON']._serialized_start=916
+  _globals['_FINISHREASON']._serialized_end=1036
+  _globals['_SAMPLING']._serialized_start=85
+  _globals['_SAMPLING']._serialized_end=188
+  _globals['_GENERATEREQUEST']._serialized_start=191
+  _globals['_GENERATEREQUEST']._serialized_end=411
+  _globals['_GENERATERESPONSE']._serialized_start=414
+  _globals['_GENERATERESPONSE']._serialized_end=611
+  _globals['_GETENGINEINFOREQUEST']._serialized_start=613
+  _globals['_GETENGINEINFOREQUEST']._serialized_end=635
+  _globals['_GETENGINEINFORESPONSE']._serialized_start=638
+  _globals['_GETENGINEINFORESPONSE']._serialized_end=786
+  _globals['_GETENGINELOADREQUEST']._serialized_start=788
+  _globals['_GETENGINELOADREQUEST']._serialized_end=810
+  _globals['_GETENGINELOADRESPONSE']._serialized_start=812
+  _globals['_GETENGINELOADRESPONSE']._serialized_end=914
+  _globals['_INFERENCESERVICE']._serialized_start=1039
+  _globals['_INFERENCESERVICE']._serialized_end=1290
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from etude.v1 import routes_pb2 as _routes_pb2
 from etude.v1 import weights_pb2 as _weights_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -90,7 +91,7 @@ class RolloutStep(_message.Message):
     def __init__(self, name: _Optional[str] = ..., diff: _Optional[bytes] = ...) -> None: ...
 
 class Rollout(_message.Message):
-    __slots__ = ("rollout_id", "group_id", "task_id", "index", "seed", "links", "costs", "ending", "fault", "final_message", "calls", "diff", "oldest", "newest", "trace_id", "span_id", "snapshot_id", "steps")
+    __slots__ = ("rollout_id", "group_id", "task_id", "index", "seed", "links", "costs", "ending", "fault", "final_message", "calls", "diff", "oldest", "newest", "trace_id", "span_id", "snapshot_id", "steps", "routes")
     ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +110,7 @@ class Rollout(_message.Message):
     SPAN_ID_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
     rollout_id: str
     group_id: str
     task_id: str
@@ -127,4 +129,5 @@ class Rollout(_message.Message):
     span_id: str
     snapshot_id: str
     steps: _containers.RepeatedCompositeFieldContainer[RolloutStep]
-    def __init__(self, rollout_id: _Optional[str] = ..., group_id: _Optional[str] = ..., task_id: _Optional[str] = ..., index: _Optional[int] = ..., seed: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ..., ending: _Optional[_Union[Ending, str]] = ..., fault: _Optional[str] = ..., final_message: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[CallRecord, _Mapping]]] = ..., diff: _Optional[bytes] = ..., oldest: _Optional[_Union[_weights_pb2.PolicyVersion, _Mapping]] = ..., newest: _Optional[_Union[_weights_pb2.PolicyVersion, _Mapping]] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[RolloutStep, _Mapping]]] = ...) -> None: ...
+    routes: _routes_pb2.RoutesReference
+    def __init__(self, rollout_id: _Optional[str] = ..., group_id: _Optional[str] = ..., task_id: _Optional[str] = ..., index: _Optional[int] = ..., seed: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ..., ending: _Optional[_Union[Ending, str]] = ..., fault: _Optional[str] = ..., final_message: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[CallRecord, _Mapping]]] = ..., diff: _Optional[bytes] = ..., oldest: _Optional[_Union[_weights_pb2.PolicyVersion, _Mapping]] = ..., newest: _Optional[_Union[_weights_pb2.PolicyVersion, _Mapping]] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[RolloutStep, _Mapping]]] = ..., routes: _Optional[_Union[_routes_pb2.RoutesReference, _Mapping]] = ...) -> None: ...

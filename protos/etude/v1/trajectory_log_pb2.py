@@ -23,24 +23,25 @@ _sym_db = _symbol_database.Default()
 
 
 from etude.v1 import environments_pb2 as etude_dot_v1_dot_environments__pb2
+from etude.v1 import routes_pb2 as etude_dot_v1_dot_routes__pb2
 from etude.v1 import weights_pb2 as etude_dot_v1_dot_weights__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x65tude/v1/trajectory_log.proto\x12\x08\x65tude.v1\x1a\x1b\x65tude/v1/environments.proto\x1a\x16\x65tude/v1/weights.proto\"C\n\x0fTrajectoryPlace\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x10\n\x08\x64ispatch\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"B\n\x0fTrajectoryStart\x12\x1e\n\x05lease\x18\x01 \x01(\x0b\x32\x0f.etude.v1.Lease\x12\x0f\n\x07\x63\x61rried\x18\x02 \x01(\r\"\xa9\x01\n\x0eTrajectoryTurn\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rprompt_digest\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12#\n\x05spans\x18\x05 \x03(\x0b\x32\x14.etude.v1.PolicySpan\x12\x0e\n\x06is_cut\x18\x06 \x01(\x08\x12\x0f\n\x07seconds\x18\x07 \x01(\x01\"n\n\x11TrajectoryResults\x12!\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x12.etude.v1.ToolCall\x12%\n\x07results\x18\x02 \x03(\x0b\x32\x14.etude.v1.ToolResult\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\xc9\x02\n\x10TrajectoryRecord\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x05\x12(\n\x05place\x18\x04 \x01(\x0b\x32\x19.etude.v1.TrajectoryPlace\x12\x0e\n\x06number\x18\x05 \x01(\r\x12\x16\n\x0e\x61\x63tive_seconds\x18\x06 \x01(\x01\x12*\n\x05start\x18\x07 \x01(\x0b\x32\x19.etude.v1.TrajectoryStartH\x00\x12(\n\x04turn\x18\x08 \x01(\x0b\x32\x18.etude.v1.TrajectoryTurnH\x00\x12.\n\x07results\x18\t \x01(\x0b\x32\x1b.etude.v1.TrajectoryResultsH\x00\x12 \n\x05lease\x18\n \x01(\x0b\x32\x0f.etude.v1.LeaseH\x00\x42\x06\n\x04\x62odyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x65tude/v1/trajectory_log.proto\x12\x08\x65tude.v1\x1a\x1b\x65tude/v1/environments.proto\x1a\x15\x65tude/v1/routes.proto\x1a\x16\x65tude/v1/weights.proto\"C\n\x0fTrajectoryPlace\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x10\n\x08\x64ispatch\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"B\n\x0fTrajectoryStart\x12\x1e\n\x05lease\x18\x01 \x01(\x0b\x32\x0f.etude.v1.Lease\x12\x0f\n\x07\x63\x61rried\x18\x02 \x01(\r\"\xd2\x01\n\x0eTrajectoryTurn\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rprompt_digest\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12#\n\x05spans\x18\x05 \x03(\x0b\x32\x14.etude.v1.PolicySpan\x12\x0e\n\x06is_cut\x18\x06 \x01(\x08\x12\x0f\n\x07seconds\x18\x07 \x01(\x01\x12\'\n\x06routes\x18\x08 \x01(\x0b\x32\x17.etude.v1.RoutedExperts\"n\n\x11TrajectoryResults\x12!\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x12.etude.v1.ToolCall\x12%\n\x07results\x18\x02 \x03(\x0b\x32\x14.etude.v1.ToolResult\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\xc9\x02\n\x10TrajectoryRecord\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x05\x12(\n\x05place\x18\x04 \x01(\x0b\x32\x19.etude.v1.TrajectoryPlace\x12\x0e\n\x06number\x18\x05 \x01(\r\x12\x16\n\x0e\x61\x63tive_seconds\x18\x06 \x01(\x01\x12*\n\x05start\x18\x07 \x01(\x0b\x32\x19.etude.v1.TrajectoryStartH\x00\x12(\n\x04turn\x18\x08 \x01(\x0b\x32\x18.etude.v1.TrajectoryTurnH\x00\x12.\n\x07results\x18\t \x01(\x0b\x32\x1b.etude.v1.TrajectoryResultsH\x00\x12 \n\x05lease\x18\n \x01(\x0b\x32\x0f.etude.v1.LeaseH\x00\x42\x06\n\x04\x62odyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'etude.v1.trajectory_log_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRAJECTORYPLACE']._serialized_start=96
-  _globals['_TRAJECTORYPLACE']._serialized_end=163
-  _globals['_TRAJECTORYSTART']._serialized_start=165
-  _globals['_TRAJECTORYSTART']._serialized_end=231
-  _globals['_TRAJECTORYTURN']._serialized_start=234
-  _globals['_TRAJECTORYTURN']._serialized_end=403
-  _globals['_TRAJECTORYRESULTS']._serialized_start=405
-  _globals['_TRAJECTORYRESULTS']._serialized_end=515
-  _globals['_TRAJECTORYRECORD']._serialized_start=518
-  _globals['_TRAJECTORYRECORD']._serialized_end=847
+  _globals['_TRAJECTORYPLACE']._serialized_start=119
+  _globals['_TRAJECTORYPLACE']._serialized_end=186
+  _globals['_TRAJECTORYSTART']._serialized_start=188
+  _globals['_TRAJECTORYSTART']._serialized_end=254
+  _globals['_TRAJECTORYTURN']._serialized_start=257
+  _globals['_TRAJECTORYTURN']._serialized_end=467
+  _globals['_TRAJECTORYRESULTS']._serialized_start=469
+  _globals['_TRAJECTORYRESULTS']._serialized_end=579
+  _globals['_TRAJECTORYRECORD']._serialized_start=582
+  _globals['_TRAJECTORYRECORD']._serialized_end=911
 # @@protoc_insertion_point(module_scope)

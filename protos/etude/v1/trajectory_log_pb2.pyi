@@ -1,4 +1,5 @@
 from etude.v1 import environments_pb2 as _environments_pb2
+from etude.v1 import routes_pb2 as _routes_pb2
 from etude.v1 import weights_pb2 as _weights_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -27,7 +28,7 @@ class TrajectoryStart(_message.Message):
     def __init__(self, lease: _Optional[_Union[_environments_pb2.Lease, _Mapping]] = ..., carried: _Optional[int] = ...) -> None: ...
 
 class TrajectoryTurn(_message.Message):
-    __slots__ = ("prompt_tokens", "prompt_digest", "token_ids", "logprobs", "spans", "is_cut", "seconds")
+    __slots__ = ("prompt_tokens", "prompt_digest", "token_ids", "logprobs", "spans", "is_cut", "seconds", "routes")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +36,7 @@ class TrajectoryTurn(_message.Message):
     SPANS_FIELD_NUMBER: _ClassVar[int]
     IS_CUT_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     prompt_digest: bytes
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -42,7 +44,8 @@ class TrajectoryTurn(_message.Message):
     spans: _containers.RepeatedCompositeFieldContainer[_weights_pb2.PolicySpan]
     is_cut: bool
     seconds: float
-    def __init__(self, prompt_tokens: _Optional[int] = ..., prompt_digest: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., spans: _Optional[_Iterable[_Union[_weights_pb2.PolicySpan, _Mapping]]] = ..., is_cut: _Optional[bool] = ..., seconds: _Optional[float] = ...) -> None: ...
+    routes: _routes_pb2.RoutedExperts
+    def __init__(self, prompt_tokens: _Optional[int] = ..., prompt_digest: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., spans: _Optional[_Iterable[_Union[_weights_pb2.PolicySpan, _Mapping]]] = ..., is_cut: _Optional[bool] = ..., seconds: _Optional[float] = ..., routes: _Optional[_Union[_routes_pb2.RoutedExperts, _Mapping]] = ...) -> None: ...
 
 class TrajectoryResults(_message.Message):
     __slots__ = ("calls", "results", "seconds")
