@@ -39,25 +39,31 @@ class RunHistory:
         """The newest step that is durable."""
         return max((number for number, _ in self.steps), default=0)
 
+    def audit(self, *, acknowledged: Collection[str], max_staleness: int) -> BrokenCounts:
+        """Audit the journal by itself."""
+        audit = audit_journal(self.objects, acknowledged=acknowledged, max_staleness=max_staleness)
+        for finding in audit.findings:
+            print(f"  {finding}", flush=True)
+        kinds = [finding.invariant for finding in audit.findings]
+        repeated, reordered = kinds.count("I2"), kinds.count("I4")
+        return BrokenCounts(len(kinds) - repeated - reordered, repeated, reordered)
+
     def compare(self, expected: "RunHistory", *, acknowledged: Collection[str]) -> BrokenCounts:
         """Compare with a run that was never killed."""
-        audit = audit_journal(self.objects, acknowledged=acknowledged, max_staleness=0)
-        kinds = [finding.invariant for finding in audit.findings]
+        broken = self.audit(acknowledged=acknowledged, max_staleness=0)
         wanted = dict(expected.steps)
         # A step that was trained again, after its checkpoint was lost, must have the same result.
         diverged = sum(wanted.get(number) != step for number, step in self.steps)
         diverged += len(wanted.keys() - dict(self.steps).keys())
         diverged += self.batches != expected.batches
-        return BrokenCounts(
-            lost=sum(kind != "I2" for kind in kinds),
-            duplicated=kinds.count("I2"),
-            diverged=diverged,
-        )
+        return broken._replace(diverged=broken.diverged + diverged)
 
 
-def read_history(folder: Path) -> RunHistory:
-    """Read the journal of a run."""
+def read_history(folder: Path, *, before_epoch: int | None = None) -> RunHistory:
+    """Read the journal of a run, or what the controllers before an epoch wrote."""
     files = sorted((folder / JOURNAL).rglob("*.wal"))
+    if before_epoch is not None:
+        files = [path for path in files if int(path.parent.name) < before_epoch]
     history = RunHistory({path.relative_to(folder).as_posix(): path.read_bytes() for path in files})
     for data in history.objects.values():
         for _, payload in read_frames(data):
