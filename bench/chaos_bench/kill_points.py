@@ -13,6 +13,8 @@ from chaos_bench.local_run import LocalRun, RunProcess
 
 POLL_S = 0.002
 """A version of a small model is uploaded within some milliseconds."""
+SANDBOX_S = 10.0
+"""Longest wait for a call."""
 
 
 class Role(Enum):
@@ -86,12 +88,19 @@ def find_process(run: LocalRun, role: Role, draw: random.Random) -> RunProcess |
     """Find a process of a role; None if there is none now."""
     if role in PODS:
         return run.pod(PODS[role])
-    processes = run.processes()
     if role is Role.SANDBOX:
-        found = [each for each in processes if run.is_sandbox(each)]
-    else:
-        found = [each for each in processes if each.title.startswith(ACTORS[role])]
+        return _find_sandbox(run)
+    found = [each for each in run.processes() if each.title.startswith(ACTORS[role])]
     return draw.choice(found) if found else None
+
+
+def _find_sandbox(run: LocalRun) -> RunProcess | None:
+    """Find a process of a sandbox, which lives as long as a call."""
+    until_s = time.monotonic() + SANDBOX_S
+    while time.monotonic() < until_s:
+        if (found := run.sandbox_process()) is not None:
+            return found
+    return None
 
 
 def wait_for_moment(run: LocalRun, moment: Moment, *, limit_s: float) -> bool:

@@ -19,7 +19,7 @@ WARM_UP_STEPS = 200
 """Enough for a policy that makes calls; it need not be good."""
 TASKS = 600
 MAX_STALENESS = 1
-STEPS = 16
+STEPS = 24
 """Of one run."""
 GROUPS, SIBLINGS = 4, 4
 POLL_S = 0.05
@@ -92,10 +92,11 @@ class LocalRun:
         alive = {each.pid: each for each in self.processes()}
         return next((alive[pod.pid] for pod in pods if pod.pid in alive), None)
 
-    def is_sandbox(self, process: RunProcess) -> bool:
-        """True for a process that the host of the sandboxes started."""
+    def sandbox_process(self) -> RunProcess | None:
+        """A process that the host of the sandboxes started; None while no call runs."""
         host = self.pod("node")
-        return host is not None and host.pid in _ancestors(process.pid)
+        found = [] if host is None else _descendants(host.pid)
+        return RunProcess(found[-1], "sandbox") if found else None
 
     def processes(self) -> list[RunProcess]:
         """All processes that this run started, by what their environment names."""
@@ -116,16 +117,16 @@ class LocalRun:
         return found
 
 
-def _ancestors(pid: int) -> list[int]:
-    """Parents of a process, the nearest first; none of one that has ended."""
+def _descendants(pid: int) -> list[int]:
+    """Processes that a process started, and those that these started."""
     found: list[int] = []
-    while pid > 1:
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+            children = [int(each) for each in task.read_text(encoding="utf-8").split()]
         except OSError:
-            break
-        pid = int(stat.rpartition(")")[2].split()[1])
-        found.append(pid)
+            continue  # it has ended
+        for child in children:
+            found += [child, *_descendants(child)]
     return found
 
 
