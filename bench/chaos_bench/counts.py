@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Self
 
@@ -32,8 +32,15 @@ class Counts:
     def save(self, file: Path) -> None:
         """Replace the file."""
         partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        partial.write_text(json.dumps(self.figures(), indent=2) + "\n", encoding="utf-8")
         partial.replace(file)
+
+    def figures(self) -> dict[str, int | dict[str, int]]:
+        """All counts by name."""
+        return {
+            each.name: dict(self.by_role) if each.name == "by_role" else getattr(self, each.name)
+            for each in fields(self)
+        }
 
     def add_kill(self, name: str) -> None:
         """Count one kill."""

@@ -193,8 +193,9 @@ def newest_step(folder: Path) -> int:
 def check_run(folder: Path) -> BrokenCounts:
     """Check journal and trajectory logs of a run that has reached its end."""
     history = read_history(folder)
-    acknowledged = (folder / "acknowledged").read_text(encoding="utf-8").split()
-    broken = history.audit(acknowledged=set(acknowledged), max_staleness=MAX_STALENESS)
+    known = folder / "acknowledged"
+    acknowledged = set(known.read_text(encoding="utf-8").split()) if known.exists() else set()
+    broken = history.audit(acknowledged=acknowledged, max_staleness=MAX_STALENESS)
     findings = audit_trajectories(_recorded_turns(folder), journaled_rollouts(history.objects))
     for each in findings:
         print(f"  {each}", flush=True)

@@ -315,6 +315,11 @@ class RayRollouts(RolloutWorkers):
     def abandon(self) -> None:
         self._is_abandoned = True
 
+    @override
+    def drop_rollouts(self, rollout_ids: Sequence[str]) -> None:
+        for worker in self.workers:  # one that died has left its records to a successor
+            worker.actor.drop_rollouts.remote(list(rollout_ids))
+
     @property
     @override
     def num_workers(self) -> int:

@@ -1,6 +1,6 @@
 """Protocol between the controller and rollout workers, as it crosses Ray."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -13,6 +13,7 @@ from etude.common.errors import UnavailableError
 from etude.trainer.rollouts.completion_counts import CompletionCounts
 from etude.trainer.rollouts.endpoint_policy import ChatEndpoint
 from etude.trainer.rollouts.trajectories.resume_counts import ResumeCounts
+from etude.trainer.rollouts.trajectories.rollback import Rollback
 from etude.trainer.routing.table import Purpose, RoutingTable
 from etude.v1 import environments_pb2
 
@@ -50,6 +51,8 @@ class GroupRequest:
     """How often it was sent before, to workers that died."""
     is_continued: bool = False
     """True if an earlier worker may have recorded turns of its rollouts."""
+    rollbacks: tuple[Rollback, ...] = ()
+    """Turns of versions that these abandon are not gone on from."""
     share: int | None = None
     """The worker's share of limits.max_concurrent; all of it unless set."""
     trace: tuple[tuple[str, str], ...] = ()
@@ -180,6 +183,10 @@ class RolloutWorkers(Protocol):
     def abandon(self) -> None:
         """Leave all rollouts and their environments to a successor: nothing is released."""
         return  # workers without processes leave nothing
+
+    def drop_rollouts(self, rollout_ids: Sequence[str]) -> None:
+        """Say that rollouts were cancelled for good: they are dropped, or drawn again."""
+        return  # workers without records have none to delete
 
     async def update_routing(self, table: RoutingTable) -> None:
         """Give all workers the engines as they are now, and each the loads of the others."""

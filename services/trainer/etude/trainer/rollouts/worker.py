@@ -198,6 +198,10 @@ class RolloutWorker:
         """Take the engines and the loads of other workers; return this worker's loads."""
         return self._router.update(update)
 
+    async def drop_rollouts(self, rollout_ids: Sequence[str]) -> None:
+        """Let the records of rollouts go that were cancelled, and are dropped or drawn again."""
+        self._trajectories.drop(rollout_ids)
+
     async def ping(self) -> None:
         """Answer once the worker has started."""
 

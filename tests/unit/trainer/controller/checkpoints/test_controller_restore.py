@@ -11,6 +11,7 @@ from etude.common.checkpoints import manifest
 from etude.common.checkpoints.manifest import CheckpointId
 from etude.common.errors import UserError
 from etude.common.role_inputs import ResumeAt
+from etude.common.weights import VersionId
 from etude.trainer.controller.checkpoints import lineage
 from etude.trainer.controller.checkpoints.lineage import Branch
 from etude.trainer.controller.run import Run
@@ -39,6 +40,23 @@ async def test_a_run_that_is_put_back_trains_the_same_tasks_in_the_same_order(
     assert admitted(world.runs[-1])[: len(before)] == before
     assert world.digest == uninterrupted
     assert world.audit(max_staleness=0).findings == []
+
+
+async def test_groups_of_a_run_that_is_put_back_know_the_versions_that_were_left(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(every_steps=2)
+    await world.crash(after=SFT_STEPS + 5)
+    left = world.runs[-1].progress.cursor.policy
+    world.resume = {"number": 1, "step": SFT_STEPS + 2}
+    assert await world.train()
+    run = world.runs[-1]
+    for order in run.dispatcher.workers.orders:
+        if order.group_id.startswith("rl-"):
+            (rollback,) = order.rollbacks
+            assert rollback.epoch == run.progress.epoch
+            assert rollback.abandons(VersionId(*left))
+            assert not rollback.abandons(VersionId(left[0], rollback.newest))
 
 
 async def test_it_is_put_back_once_and_then_goes_on_from_its_newest_checkpoint(

@@ -1,13 +1,18 @@
 """Groups whose worker or controller died are sent again as groups that go on."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.support.trainer_simulation.workers import SimulatedRollouts
 from typing_extensions import override
 
 from etude.common.api.run.rollout_policy import RolloutPolicy
+from etude.common.weights import VersionId
+from etude.trainer.controller.admission.dropping import drop_rollout
+from etude.trainer.controller.checkpoints.recovery import JournaledLedger
 from etude.trainer.controller.program import train
 from etude.trainer.controller.run import Run
 from etude.trainer.rollouts.protocol import (
@@ -74,6 +79,40 @@ async def test_a_group_of_a_worker_that_died_is_sent_as_one_that_goes_on(
     assert {each.epoch for each in workers.orders} == {run.progress.epoch}
     assert run.progress.figures.resumed == {"continued": 1, "replayed": 0, "redrawn": 1}
     assert (run.book.ledger.lengths.lost, run.book.ledger.lengths.lost_tokens) == (1, 40)
+
+
+@dataclass(slots=True)
+class LosingWorkers(SimulatedRollouts):
+    """Workers on which a finished rollout of the first group turns out to be suspect."""
+
+    book: JournaledLedger | None = None
+
+    @override
+    async def run(self, order: GroupRequest) -> GroupResult:
+        first, second = "rl-000000", "rl-000001"
+        if order.group_id == second and self.book is not None:
+            while not self.book.ledger.live[first].finished:  # noqa: ASYNC110 - no event says it
+                await asyncio.sleep(0.001)
+            drop_rollout(self.book, self.book.ledger.live[first], f"{first}-1", "suspect_policy")
+        return await super(LosingWorkers, self).run(order)
+
+
+async def test_a_group_that_the_same_controller_draws_again_does_not_go_on(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world()
+
+    def prepare(run: Run) -> None:
+        run.dispatcher.workers = LosingWorkers(
+            lambda: run.publishing.served or VersionId(0, 0), book=run.book
+        )
+
+    assert await world.train(prepare)
+    orders = world.runs[-1].dispatcher.workers.orders
+    _, again = [each for each in orders if each.group_id == "rl-000000"]
+    assert again.indices == (1,)
+    assert again.rollout_id(1) == "rl-000000-1-again1"
+    assert not again.is_continued
 
 
 async def test_groups_of_a_controller_that_died_go_on_and_new_ones_begin(

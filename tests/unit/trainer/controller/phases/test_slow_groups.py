@@ -2,12 +2,12 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.support.trainer_simulation.workers import SimulatedRollouts
+from tests.support.trainer_simulation.workers import SimulatedLearners, SimulatedRollouts
 from typing_extensions import override
 
 from etude.common.weights import VersionId
@@ -26,6 +26,12 @@ class OneSlowGroup(SimulatedRollouts):
 
     cancelled: Counter[str] = field(default_factory=Counter)
     ends_after_s: float = 60.0
+    dropped: list[str] = field(default_factory=list)
+    """Rollouts with which nobody goes on."""
+
+    @override
+    def drop_rollouts(self, rollout_ids: Sequence[str]) -> None:
+        self.dropped += rollout_ids
 
     @override
     async def run(self, order: GroupRequest) -> GroupResult:
@@ -108,9 +114,52 @@ async def test_redraw_draws_a_slow_group_again_from_a_newer_version(
     assert workers.cancelled[SLOW_GROUP] == 1
     first, again = [order for order in workers.orders if order.group_id == SLOW_GROUP]
     assert {first.rollout_id(i) for i in range(3)}.isdisjoint(again.rollout_id(i) for i in range(3))
+    assert workers.dropped == [first.rollout_id(i) for i in range(3)]
+    assert not again.is_continued
     assert first.seed == again.seed
     assert audit.trained == 3 * GROUPS
     assert len(events(world, "SlowGroups")) == 1
+
+
+@dataclass(slots=True)
+class DyingAfterRedraw(OneSlowGroup):
+    """Workers whose controller dies at its next step once the slow group is drawn again."""
+
+    kill: Callable[[], None] = lambda: None
+
+    @override
+    async def run(self, order: GroupRequest) -> GroupResult:
+        if order.group_id in self.cancelled:
+            self.orders.append(order)
+            self.kill()
+            await asyncio.sleep(60)
+        return await super(DyingAfterRedraw, self).run(order)
+
+
+async def test_a_successor_goes_on_with_the_newest_draw_of_a_slow_group(
+    make_world: MakeWorld,
+) -> None:
+    world = world_with(make_world, "Redraw")
+
+    def prepare(run: Run) -> None:
+        def kill() -> None:
+            assert isinstance(run.learners, SimulatedLearners)
+            run.learners.steps_until_crash = 0
+
+        run.dispatcher.workers = DyingAfterRedraw(
+            lambda: run.publishing.served or VersionId(0, 0), kill=kill
+        )
+
+    with pytest.raises(ExceptionGroup):
+        await world.train(prepare)
+    assert await world.train()
+    before, after = (run.dispatcher.workers.orders for run in world.runs)
+    first, again = [order for order in before if order.group_id == SLOW_GROUP]
+    (resumed,) = [order for order in after if order.group_id == SLOW_GROUP]
+    assert resumed.is_continued
+    assert [resumed.rollout_id(i) for i in range(3)] == [again.rollout_id(i) for i in range(3)]
+    assert first.draws != again.draws
+    assert not world.audit(max_staleness=STALENESS).findings
 
 
 @pytest.mark.parametrize("on_stale", ["Redraw", "Drop"])

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from etude.common.blobs import Store
@@ -30,14 +30,8 @@ def drop_rollout(book: JournaledLedger, group: RolloutGroup, rollout_id: str, re
     _drop(book, body)
 
 
-async def drop_surplus(
-    book: JournaledLedger, phase: str, tasks: Collection[asyncio.Task[None]]
-) -> None:
-    """Drop groups of a phase that ends before they are trained."""
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
+def drop_surplus(book: JournaledLedger, phase: str) -> None:
+    """Drop groups of a phase that ends before they are trained; none runs any more."""
     for group in [g for g in book.ledger.live.values() if g.phase == phase]:
         drop_group(book, group, "surplus")
 

@@ -33,11 +33,12 @@ class RolloutGroup:
     spent: dict[str, int] = field(default_factory=dict)
     """Index of each rollout that was dropped to be redrawn, by its id."""
     restarts: int = 0
-    """Times that this controller drew all of its rollouts again, because they were slow."""
+    """Times that all of its rollouts were drawn again, because they were slow."""
     penalties: Mapping[str, float] = field(default_factory=dict)
     """Subtracted from the reward in its batch, by id of the rollout."""
     admitted: int | None = None
-    """Oldest position that engines served when it was admitted; None in older journals."""
+    """Oldest position that engines served when it was admitted, or drawn again; None in older
+    journals."""
     serving: int | None = None
     """Oldest position that engines served when its rollouts started; unset while none runs."""
     _oldest: dict[int, VersionId] = field(default_factory=dict)
@@ -53,7 +54,7 @@ class RolloutGroup:
 
     def _count_draws(self, index: int) -> int:
         drawn = self.restarts + list(self.spent.values()).count(index)
-        # An earlier controller restarted the group too, which its records alone show.
+        # Journals of earlier releases say nothing of restarts.
         while name_rollout(self.group_id, index, drawn=drawn) in self.spent:
             drawn += 1
         return drawn

@@ -7,6 +7,7 @@ from typing import Literal
 from etude.common.blobs import Store
 from etude.common.weights import EpochRecord, VersionId, list_quarantined, list_suspects
 from etude.common.weights.protocol.epochs import epoch_or_none
+from etude.trainer.rollouts.trajectories.rollback import Rollback
 from etude.v1 import rollout_pb2
 
 RedrawReason = Literal["quarantined_policy", "suspect_policy", "rolled_back_policy"]
@@ -37,13 +38,16 @@ class QuarantineMarks:
                 return "suspect_policy"
         return None
 
-    def _is_rolled_back(self, version: VersionId) -> bool:
-        """True if a later epoch rolled the version back; a take-over does not."""
-        return any(
-            version.epoch < record.epoch
-            and (record.parent is None or version.number > record.parent.number)
+    def list_rollbacks(self) -> tuple[Rollback, ...]:
+        """Returns to older versions, in the form in which rollout workers take them."""
+        return tuple(
+            Rollback(record.epoch, -1 if record.parent is None else record.parent.number)
             for record in self.rollbacks
         )
+
+    def _is_rolled_back(self, version: VersionId) -> bool:
+        """True if a later epoch rolled the version back; a take-over does not."""
+        return any(rollback.abandons(version) for rollback in self.list_rollbacks())
 
 
 @dataclass(slots=True)

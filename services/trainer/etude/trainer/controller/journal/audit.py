@@ -135,8 +135,8 @@ class _Auditor:
                 self.admit(record.admit)
             case "rollout":
                 self.rollout(record.rollout)
-            case "drop":
-                self.drop(record.drop)
+            case "drop" | "restart":
+                self.take_out(record)
             case "batch":
                 self.batch(record.batch)
             case "step":
@@ -167,6 +167,12 @@ class _Auditor:
             if group.step or group.is_dropped:
                 self.report("I1", f"rollout {name} was accepted after its group had ended")
 
+    def take_out(self, record: pb.JournalRecord) -> None:
+        if record.HasField("drop"):
+            self.drop(record.drop)
+        else:
+            self.restart(record.restart)
+
     def drop(self, body: pb.JournalDrop) -> None:
         group = self.groups.get(body.group_id)
         names = [body.rollout_id] if body.rollout_id else group.remaining() if group else []
@@ -195,6 +201,13 @@ class _Auditor:
         group.dropped.add(body.rollout_id)
         self.result.trained -= 1
         self.result.dropped[body.reason] += 1
+
+    def restart(self, body: pb.JournalRestart) -> None:
+        group = self.groups.get(body.group_id)
+        if group is None or group.step or group.is_dropped:
+            self.report("I1", f"group {body.group_id} is drawn again, but it was not queued")
+        elif group.remaining():
+            self.report("I1", f"group {body.group_id} is drawn again beside finished rollouts")
 
     def batch(self, body: pb.JournalBatch) -> None:
         step, names = (body.phase, body.step), list(body.group_ids)

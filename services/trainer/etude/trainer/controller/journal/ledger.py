@@ -127,6 +127,8 @@ class Ledger:
                 self._apply_rollout(record.rollout)
             case "drop":
                 self._apply_drop(record.drop)
+            case "restart":
+                self._apply_restart(record.restart)
             case "batch":
                 self._apply_batch(record.batch)
             case "published":
@@ -174,6 +176,13 @@ class Ledger:
         else:
             self.dropped[body.reason] += len(group.valid_indices())
             del self.live[body.group_id]
+        self.on_change(body.group_id)
+
+    def _apply_restart(self, body: journal_pb2.JournalRestart) -> None:
+        group = self.live.get(body.group_id)
+        if group is None:
+            raise CorruptError(f"group {body.group_id} is drawn again, and is not live")
+        group.restarts, group.admitted = group.restarts + 1, body.serving
         self.on_change(body.group_id)
 
     def _drop_from_batch(self, body: journal_pb2.JournalDrop) -> int:
@@ -290,6 +299,8 @@ def _refill(ledger: Ledger, record: journal_pb2.JournalRecord, state: LedgerStat
                 group.finished.setdefault(rollout.index, record.rollout)
         case "drop" if record.drop.group_id in ledger.live and record.drop.rollout_id:
             _remove_rollout(ledger.live[record.drop.group_id], record.drop)
+        case "restart" if record.restart.group_id in ledger.live:
+            ledger._apply_restart(record.restart)
         case "drop":
             ledger._drop_from_batch(record.drop)
         case "batch" if StepId(record.batch.phase, record.batch.step) in state.batches:

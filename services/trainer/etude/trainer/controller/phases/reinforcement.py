@@ -26,6 +26,7 @@ from etude.trainer.controller.journal.ledger import ignore_group
 from etude.trainer.controller.phases.batch_replay import build_batch, replay_batches
 from etude.trainer.controller.phases.evaluation import Evaluator
 from etude.trainer.controller.phases.guards import MismatchGuard, check_faults
+from etude.trainer.controller.phases.running_groups import RunningGroups
 from etude.trainer.controller.phases.slow_groups import SlowGroups
 from etude.trainer.controller.phases.step_accounting import StepAccounting
 from etude.trainer.controller.progress import RunFailedError
@@ -59,7 +60,9 @@ class ReinforcementPhase:
     backlog: int = field(init=False)
     """Limit of versions in flight during a step."""
     _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
-    _in_flight: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _running: RunningGroups = field(default_factory=RunningGroups)
+    _unfinished: set[str] = field(default_factory=set)
+    """Groups that an earlier controller left unfinished, and that were not started again."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _accounting: StepAccounting = field(init=False)
     _buffer: RolloutBuffer = field(init=False)
@@ -129,8 +132,7 @@ class ReinforcementPhase:
                 run.book.ledger.on_change = ignore_group
                 if adapting is not None:
                     adapting.cancel()
-                for task in self._in_flight.values():
-                    task.cancel()
+                self._running.cancel()
 
     def _adapt_concurrency(self) -> "asyncio.Task[None] | None":
         """Let open completions follow the load of engines, if the phase says so."""
@@ -142,7 +144,8 @@ class ReinforcementPhase:
     async def _train_to_end(self) -> bool:
         is_done = await self._steps()
         if is_done:
-            await drop_surplus(self.run.book, self.phase.name, list(self._in_flight.values()))
+            await self._running.drop_all(self.run.dispatcher.workers)
+            drop_surplus(self.run.book, self.phase.name)
             await self._publish()
         else:
             await self.run.publishing.drain()
@@ -153,6 +156,12 @@ class ReinforcementPhase:
         if await self._accounting.stop_if_frozen() or not await self.evaluator.evaluate():
             return False
         drop_faulty(run.book, self._buffer.groups())
+        # Rollouts and turns of versions that were rolled back are drawn again.
+        await self.filter.refresh(patiently=not self.backlog)
+        self.filter.drop_marked(self._buffer.groups())
+        self._unfinished = {
+            g.group_id for g in self._buffer.groups() if not self._buffer.is_ready(g)
+        }
         old = await OldTrajectories.find(run.store, run.book.ledger.live)
         while run.progress.cursor.step < run.progress.last_step:
             started = time.monotonic()
@@ -222,10 +231,10 @@ class ReinforcementPhase:
                 continue
             if slow := self._slow.take(trainer=run.progress.cursor.step):
                 for group in slow:
-                    self._in_flight.pop(group.group_id).cancel()
+                    self._running.drop(group.group_id, run.dispatcher.workers)
                 continue
             # Versions in flight may admit more groups.
-            if not self._in_flight and not len(run.publishing.queue):
+            if not len(self._running) and not len(run.publishing.queue):
                 run.reporter.record_event(
                     "TasksUsedUp", f"phase {self.phase.name} ends early", warning=True
                 )
@@ -245,7 +254,7 @@ class ReinforcementPhase:
         run = self.run
         for group in self._buffer.late_groups(trainer=run.progress.cursor.step):
             # Its finished siblings may be too old before the missing ones are drawn again.
-            if group.group_id not in self._in_flight:
+            if group.group_id not in self._running:
                 drop_group(run.book, group, "stale")
                 run.reporter.record_event(
                     "GroupDropped", f"{group.group_id} is too stale", warning=True
@@ -254,12 +263,9 @@ class ReinforcementPhase:
     def _launch_missing(self, unfinished: Sequence[RolloutGroup]) -> None:
         """Start unfinished groups of an earlier controller, and those with rollouts to redraw."""
         for group in unfinished:
-            if (
-                group.group_id in self.run.book.ledger.live
-                and group.group_id not in self._in_flight
-            ):
-                # What is drawn again because it was slow has no turns to go on from.
-                self._launch(group, is_continued=not group.restarts)
+            if group.group_id in self.run.book.ledger.live and group.group_id not in self._running:
+                # What this controller draws again has no turns to go on from.
+                self._launch(group, is_continued=group.group_id in self._unfinished)
 
     def _admit(self) -> None:
         """Start new groups."""
@@ -312,39 +318,43 @@ class ReinforcementPhase:
         return ledger.live[body.group_id]
 
     def _launch(self, group: RolloutGroup, *, is_continued: bool = False) -> None:
+        self._unfinished.discard(group.group_id)
         group.serving = self._serving_position
         if is_continued and group.admitted is not None:
             # Turns that an earlier worker recorded are as old as the group.
             group.serving = min(group.serving, group.admitted)
-        running = self._run_group(group, is_continued=is_continued)
+        request = self._request(group, is_continued=is_continued)
         self._buffer.note_change(group.group_id)
-        task = self._tasks.create_task(running, name=group.group_id)
-        self._in_flight[group.group_id] = task
+        running = self._run_group(group, request)
+        self._running.add(request, self._tasks.create_task(running, name=group.group_id))
 
-    async def _run_group(self, group: RolloutGroup, *, is_continued: bool) -> None:
-        task = self.order.task_at(group.position)
-        order = GroupRequest(
+    def _request(self, group: RolloutGroup, *, is_continued: bool) -> GroupRequest:
+        task, size = self.order.task_at(group.position), self.algorithm.group_size
+        return GroupRequest(
             group_id=group.group_id,
             task_id=task.task_id,
             task_uri=task.uri,
             environment=task.environment,
-            indices=tuple(group.missing_indices(self.algorithm.group_size)),
-            draws=group.draws(self.algorithm.group_size),
+            indices=tuple(group.missing_indices(size)),
+            draws=group.draws(size),
             seed=group.seed,
             temperature=1.0,
             limits=self.limits,
             is_continued=is_continued,
+            rollbacks=self.filter.marks.list_rollbacks(),
         )
-        records = await self.run.dispatcher.run_group(order)
+
+    async def _run_group(self, group: RolloutGroup, request: GroupRequest) -> None:
+        records = await self.run.dispatcher.run_group(request)
         for record in records:
             self.run.book.write_prepared(record)
         self.run.plans.forecast.record_leases(
-            task.environment, [record.record.rollout for record in records]
+            request.environment, [record.record.rollout for record in records]
         )
         group.serving = None
         self._buffer.note_change(group.group_id)
         drop_faulty(self.run.book, [group])
-        del self._in_flight[group.group_id]
+        self._running.remove(group.group_id)
         self._changed.set()
 
     async def _train_step(self, groups: Sequence[RolloutGroup], *, waited_s: float) -> None:
@@ -377,4 +387,4 @@ class ReinforcementPhase:
 
     def _report_in_flight(self) -> None:
         rollouts = self.run.reporter.status.rollouts
-        rollouts.in_flight = len(self._in_flight) * self.algorithm.group_size
+        rollouts.in_flight = len(self._running) * self.algorithm.group_size

@@ -9,6 +9,7 @@ from etude.trainer.controller.admission.dropping import drop_group, drop_rollout
 from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.trainer.controller.checkpoints.recovery import JournaledLedger
 from etude.trainer.controller.reporting.reporter import RunReporter
+from etude.v1 import journal_pb2
 
 SLOW = "slow"
 """Reason to drop a group, or the finished rollouts of one that is drawn again."""
@@ -47,8 +48,8 @@ class SlowGroups:
         for index in group.valid_indices():
             drop_rollout(self.book, group, group.finished[index].rollout.rollout_id, SLOW)
         group.serving = None
-        group.restarts += 1
-        self.buffer.note_change(group.group_id)
+        body = journal_pb2.JournalRestart(group_id=group.group_id, serving=self.buffer.serving())
+        self.book.write(journal_pb2.JournalRecord(restart=body))
 
     def _report(self, groups: list[RolloutGroup]) -> None:
         if not groups:

@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from etude.agent.replay import DivergedError
 from etude.common.errors import StoreError
+from etude.trainer.rollouts.protocol import GroupRequest
 from etude.trainer.rollouts.trajectories.log import TrajectoryLog
 from etude.trainer.rollouts.trajectories.reader import TrajectoryReader
 from etude.trainer.rollouts.trajectories.recorded_rollout import Place, RecordedRollout
@@ -21,35 +21,11 @@ READ_PAUSES_S = (1, 2, 4, 8)
 """Pauses between attempts to read the records of a group."""
 
 
-class Dispatch(Protocol):
-    """A request for a group, as far as its history needs it."""
-
-    @property
-    def group_id(self) -> str:
-        """Id of the group."""
-        ...
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the controller."""
-        ...
-
-    @property
-    def dispatch(self) -> int:
-        """Workers that the controller had sent it to before."""
-        ...
-
-    @property
-    def is_continued(self) -> bool:
-        """True if turns may be recorded."""
-        ...
-
-
 @dataclass(slots=True, kw_only=True)
 class GroupHistory:
     """Recorded rollouts of one group, by id."""
 
-    order: Dispatch
+    request: GroupRequest
     log: TrajectoryLog
     reader: TrajectoryReader
     counts: ResumeCounts = field(default_factory=ResumeCounts)
@@ -57,23 +33,24 @@ class GroupHistory:
 
     async def load(self, rollout_ids: Iterable[str]) -> None:
         """Read what earlier workers recorded, if there may be any."""
-        if not self.order.is_continued:
+        if not self.request.is_continued:
             return
         found = await self._read_group()
         for rollout_id in rollout_ids:
-            past = found.get(rollout_id)
-            if past is None or not past.turns:
-                self.counts.add_redrawn(ResumeCause.UNRECORDED, 0)
-            else:
+            recorded = found.get(rollout_id, RecordedRollout())
+            past = recorded.cut_abandoned(self.request.rollbacks)
+            if past.turns:
                 self._past[rollout_id] = past
+            else:
+                self.counts.add_redrawn(ResumeCause.UNRECORDED, recorded.num_tokens)
 
     async def _read_group(self) -> Mapping[str, RecordedRollout]:
         """Read the records of the group; none if the store stays away."""
         for pause_s in (*READ_PAUSES_S, None):
             try:
-                return await self.reader.read_group(self.order.group_id)
+                return await self.reader.read_group(self.request.group_id)
             except StoreError as error:
-                log.warning("records of %s cannot be read: %s", self.order.group_id, error)
+                log.warning("records of %s cannot be read: %s", self.request.group_id, error)
             if pause_s is not None:
                 await asyncio.sleep(pause_s)
         return {}
@@ -102,12 +79,12 @@ class GroupHistory:
         return RolloutRecorder(
             log=self.log,
             rollout_id=rollout_id,
-            group_id=self.order.group_id,
+            group_id=self.request.group_id,
             index=index,
-            place=Place(self.order.epoch, self.order.dispatch, attempt),
+            place=Place(self.request.epoch, self.request.dispatch, attempt),
             rollout=self._past.pop(rollout_id, RecordedRollout()),
             lost_s=lost_s,
-            is_continued=self.order.is_continued or attempt > 0,
+            is_continued=self.request.is_continued or attempt > 0,
         )
 
     def count_resume(self, recorder: RolloutRecorder, resume: Resume) -> None:
@@ -138,7 +115,7 @@ class GroupHistory:
     def _cause(self, attempt: int) -> ResumeCause:
         if attempt:
             return ResumeCause.FAULT
-        return ResumeCause.WORKER if self.order.dispatch else ResumeCause.CONTROLLER
+        return ResumeCause.WORKER if self.request.dispatch else ResumeCause.CONTROLLER
 
     def close(self, rollout_ids: Iterable[str]) -> None:
         """Let the records of rollouts go that are handed in."""

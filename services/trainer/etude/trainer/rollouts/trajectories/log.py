@@ -36,6 +36,8 @@ class TrajectoryLog(DurableLog):
     """First sequence of each rollout that is under way, or whose end is young."""
     _ended: dict[str, float] = field(default_factory=dict, init=False)
     """When rollouts ended."""
+    _dropped: set[str] = field(default_factory=set, init=False)
+    """Ended rollouts that may still run for a moment, and are no longer recorded."""
 
     @classmethod
     def of_run(cls, store: Store, run_uid: str) -> "TrajectoryLog":
@@ -60,6 +62,8 @@ class TrajectoryLog(DurableLog):
         """
         kind = record.WhichOneof("body")
         assert kind is not None  # noqa: S101 - recorders set it
+        if record.rollout_id in self._dropped:
+            return
         number = record.DESCRIPTOR.fields_by_name[kind].number
         sequence = self.enqueue(
             encode_frame(number, self.next_sequence, record.SerializeToString())
@@ -70,6 +74,12 @@ class TrajectoryLog(DurableLog):
     def note_end(self, rollout_id: str) -> None:
         """Take note that a rollout's result was handed in: its records may go soon."""
         self._ended[rollout_id] = time.monotonic()
+
+    def note_drop(self, rollout_id: str) -> None:
+        """Take note that a rollout is cancelled for good."""
+        if rollout_id in self._firsts:
+            self._dropped.add(rollout_id)
+            self.note_end(rollout_id)
 
     async def wait_for_room(self) -> None:
         """Wait while too many bytes are not durable."""
@@ -112,6 +122,7 @@ class TrajectoryLog(DurableLog):
         for rollout_id in [each for each, at in self._ended.items() if at + KEEP_S <= now_s]:
             del self._ended[rollout_id]
             self._firsts.pop(rollout_id, None)
+            self._dropped.discard(rollout_id)
         needed = min(self._firsts.values(), default=self.durable_sequence + 1)
         is_idle = not self._firsts and not self.depth
         await asyncio.to_thread(self._delete_before, needed, is_idle=is_idle)

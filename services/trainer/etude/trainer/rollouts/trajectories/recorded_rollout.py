@@ -13,6 +13,7 @@ from etude.agent.tools.base import ToolOutcome
 from etude.agent.trajectory import PolicySpan
 from etude.agent.turns import ToolCall
 from etude.common.weights import VersionId
+from etude.trainer.rollouts.trajectories.rollback import Rollback
 from etude.v1 import environments_pb2, trajectory_log_pb2
 
 _DIGEST_BYTES = 16
@@ -57,6 +58,21 @@ class RecordedRollout:
         for record in records:
             rollout.add(record)
         return rollout
+
+    def cut_abandoned(self, rollbacks: Sequence[Rollback]) -> "RecordedRollout":
+        """The rollout up to its first turn of a version that was rolled back.
+
+        Its environment has run what came later, so that another takes its place.
+        """
+        for place, record in enumerate(self.records):
+            versions = [
+                VersionId.from_proto(version)
+                for span in record.turn.spans
+                for version in (span.sampled, span.context)
+            ]
+            if any(each.abandons(version) for each in rollbacks for version in versions):
+                return RecordedRollout.fold(self.records[:place])
+        return self
 
     def add(self, record: trajectory_log_pb2.TrajectoryRecord) -> None:
         """Add the next record."""

@@ -53,6 +53,8 @@ class RolloutRecorder:
     _started_s: float = field(default_factory=time.monotonic)
     _active_s: float = field(init=False)
     """Of earlier attempts."""
+    _lost_before_s: float = 0.0
+    """Lost before the start, which the time since does not have."""
     _earlier: EarlierSeconds = field(init=False)
     _number: int = 0
 
@@ -69,7 +71,8 @@ class RolloutRecorder:
     @property
     def active_s(self) -> float:
         """Time so far that counts toward the limit of the rollout."""
-        return self._active_s + time.monotonic() - self._started_s - self.lost_s()
+        lost_s = self.lost_s() - self._lost_before_s
+        return self._active_s + time.monotonic() - self._started_s - lost_s
 
     def add_earlier_costs(self, costs: RolloutCosts) -> None:
         """Add the time of turns that were repeated, which took none."""
@@ -84,7 +87,7 @@ class RolloutRecorder:
         self.rollout.lease = lease
         for record in carried:
             self._write(record, record.active_seconds)
-        self._started_s = time.monotonic()
+        self._started_s, self._lost_before_s = time.monotonic(), self.lost_s()
 
     def add_turn(self, prompt_ids: Sequence[int], completion: Completion, seconds: float) -> None:
         """Record a completion."""

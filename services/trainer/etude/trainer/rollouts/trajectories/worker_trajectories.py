@@ -1,11 +1,13 @@
 """Trajectories of a rollout worker: its log, written in the background, and those of others."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from etude.common.api.storage import Storage
 from etude.common.stores import open_run_store
-from etude.trainer.rollouts.trajectories.history import Dispatch, GroupHistory
+from etude.trainer.rollouts.protocol import GroupRequest
+from etude.trainer.rollouts.trajectories.history import GroupHistory
 from etude.trainer.rollouts.trajectories.log import TrajectoryLog
 from etude.trainer.rollouts.trajectories.reader import TrajectoryReader
 
@@ -20,7 +22,7 @@ class WorkerTrajectories:
     _reader: TrajectoryReader | None = None
     _writing: asyncio.Task[None] | None = None
 
-    def history(self, order: Dispatch) -> GroupHistory:
+    def history(self, request: GroupRequest) -> GroupHistory:
         """History of a group.
 
         An error of the writing task is raised here: without it nothing would be recorded.
@@ -35,7 +37,13 @@ class WorkerTrajectories:
             self._writing = asyncio.create_task(self._log.run(), name="trajectories")
         elif self._writing.done():
             self._writing.result()
-        return GroupHistory(order=order, log=self._log, reader=self._reader)
+        return GroupHistory(request=request, log=self._log, reader=self._reader)
+
+    def drop(self, rollout_ids: Iterable[str]) -> None:
+        """Let the records of rollouts go that are cancelled for good."""
+        if self._log is not None:
+            for rollout_id in rollout_ids:
+                self._log.note_drop(rollout_id)
 
     async def close(self) -> None:
         """Write what waits, and delete what no rollout needs."""
