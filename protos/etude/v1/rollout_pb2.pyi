@@ -29,16 +29,18 @@ ENDING_PLATFORM_FAULT: Ending
 ENDING_CHANGE_TOO_LARGE: Ending
 
 class Link(_message.Message):
-    __slots__ = ("token_ids", "loss_mask", "sampler_logprobs", "spans")
+    __slots__ = ("token_ids", "loss_mask", "sampler_logprobs", "spans", "routes")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOSS_MASK_FIELD_NUMBER: _ClassVar[int]
     SAMPLER_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     loss_mask: bytes
     sampler_logprobs: _containers.RepeatedScalarFieldContainer[float]
     spans: _containers.RepeatedCompositeFieldContainer[_weights_pb2.PolicySpan]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., loss_mask: _Optional[bytes] = ..., sampler_logprobs: _Optional[_Iterable[float]] = ..., spans: _Optional[_Iterable[_Union[_weights_pb2.PolicySpan, _Mapping]]] = ...) -> None: ...
+    routes: _routes_pb2.RoutesReference
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., loss_mask: _Optional[bytes] = ..., sampler_logprobs: _Optional[_Iterable[float]] = ..., spans: _Optional[_Iterable[_Union[_weights_pb2.PolicySpan, _Mapping]]] = ..., routes: _Optional[_Union[_routes_pb2.RoutesReference, _Mapping]] = ...) -> None: ...
 
 class Costs(_message.Message):
     __slots__ = ("completion_tokens", "tool_output_tokens", "tool_calls", "malformed_calls", "turns", "tool_seconds", "token_seconds", "prompt_tokens", "thinking_tokens", "final_message_tokens", "summary_tokens")
@@ -91,7 +93,7 @@ class RolloutStep(_message.Message):
     def __init__(self, name: _Optional[str] = ..., diff: _Optional[bytes] = ...) -> None: ...
 
 class Rollout(_message.Message):
-    __slots__ = ("rollout_id", "group_id", "task_id", "index", "seed", "links", "costs", "ending", "fault", "final_message", "calls", "diff", "oldest", "newest", "trace_id", "span_id", "snapshot_id", "steps", "routes")
+    __slots__ = ("rollout_id", "group_id", "task_id", "index", "seed", "links", "costs", "ending", "fault", "final_message", "calls", "diff", "oldest", "newest", "trace_id", "span_id", "snapshot_id", "steps")
     ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
@@ -110,7 +112,6 @@ class Rollout(_message.Message):
     SPAN_ID_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
-    ROUTES_FIELD_NUMBER: _ClassVar[int]
     rollout_id: str
     group_id: str
     task_id: str
@@ -129,5 +130,4 @@ class Rollout(_message.Message):
     span_id: str
     snapshot_id: str
     steps: _containers.RepeatedCompositeFieldContainer[RolloutStep]
-    routes: _routes_pb2.RoutesReference
-    def __init__(self, rollout_id: _Optional[str] = ..., group_id: _Optional[str] = ..., task_id: _Optional[str] = ..., index: _Optional[int] = ..., seed: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ..., ending: _Optional[_Union[Ending, str]] = ..., fault: _Optional[str] = ..., final_message: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[CallRecord, _Mapping]]] = ..., diff: _Optional[bytes] = ..., oldest: _Optional[_Union[_weights_pb2.PolicyVersion, _Mapping]] = ..., newest: _Optional[_Union[_weights_pb2.PolicyVersion, _Mapping]] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[RolloutStep, _Mapping]]] = ..., routes: _Optional[_Union[_routes_pb2.RoutesReference, _Mapping]] = ...) -> None: ...
+    def __init__(self, rollout_id: _Optional[str] = ..., group_id: _Optional[str] = ..., task_id: _Optional[str] = ..., index: _Optional[int] = ..., seed: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ..., ending: _Optional[_Union[Ending, str]] = ..., fault: _Optional[str] = ..., final_message: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[CallRecord, _Mapping]]] = ..., diff: _Optional[bytes] = ..., oldest: _Optional[_Union[_weights_pb2.PolicyVersion, _Mapping]] = ..., newest: _Optional[_Union[_weights_pb2.PolicyVersion, _Mapping]] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[RolloutStep, _Mapping]]] = ...) -> None: ...

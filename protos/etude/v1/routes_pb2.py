@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x65tude/v1/routes.proto\x12\x08\x65tude.v1\"^\n\rRoutedExperts\x12\r\n\x05start\x18\x01 \x01(\x05\x12\x0e\n\x06layers\x18\x02 \x01(\x05\x12\x0f\n\x07\x63hoices\x18\x03 \x01(\x05\x12\x10\n\x08id_bytes\x18\x04 \x01(\x05\x12\x0b\n\x03ids\x18\x05 \x01(\x0c\"7\n\rRolloutRoutes\x12&\n\x05links\x18\x01 \x03(\x0b\x32\x17.etude.v1.RoutedExperts\"B\n\x0fRoutesReference\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x65tude/v1/routes.proto\x12\x08\x65tude.v1\"^\n\rRoutedExperts\x12\r\n\x05start\x18\x01 \x01(\x05\x12\x0e\n\x06layers\x18\x02 \x01(\x05\x12\x0f\n\x07\x63hoices\x18\x03 \x01(\x05\x12\x10\n\x08id_bytes\x18\x04 \x01(\x05\x12\x0b\n\x03ids\x18\x05 \x01(\x0c\".\n\x0fRoutesReference\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ROUTEDEXPERTS']._serialized_start=35
   _globals['_ROUTEDEXPERTS']._serialized_end=129
-  _globals['_ROLLOUTROUTES']._serialized_start=131
-  _globals['_ROLLOUTROUTES']._serialized_end=186
-  _globals['_ROUTESREFERENCE']._serialized_start=188
-  _globals['_ROUTESREFERENCE']._serialized_end=254
+  _globals['_ROUTESREFERENCE']._serialized_start=131
+  _globals['_ROUTESREFERENCE']._serialized_end=177
 # @@protoc_insertion_point(module_scope)

@@ -1,8 +1,6 @@
-from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -20,18 +18,10 @@ class RoutedExperts(_message.Message):
     ids: bytes
     def __init__(self, start: _Optional[int] = ..., layers: _Optional[int] = ..., choices: _Optional[int] = ..., id_bytes: _Optional[int] = ..., ids: _Optional[bytes] = ...) -> None: ...
 
-class RolloutRoutes(_message.Message):
-    __slots__ = ("links",)
-    LINKS_FIELD_NUMBER: _ClassVar[int]
-    links: _containers.RepeatedCompositeFieldContainer[RoutedExperts]
-    def __init__(self, links: _Optional[_Iterable[_Union[RoutedExperts, _Mapping]]] = ...) -> None: ...
-
 class RoutesReference(_message.Message):
-    __slots__ = ("key", "digest", "size_bytes")
+    __slots__ = ("key", "digest")
     KEY_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
-    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     key: str
     digest: str
-    size_bytes: int
-    def __init__(self, key: _Optional[str] = ..., digest: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, key: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
