@@ -1,5 +1,6 @@
 """A short run goes from manifest to trained policy on this machine, on a real vLLM engine."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -37,14 +38,52 @@ def run_to_its_end(tmp_path: Path, manifest: dict[str, Any]) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the short demo, over."""
+    return run_to_its_end(tmp_path_factory.mktemp("short"), cut_demo.short_demo())
+
+
 @pytest.mark.smoke
-def test_a_short_run_trains_on_rollouts_of_the_engine_that_it_updates(tmp_path: Path) -> None:
-    rows = list(FolderRecord(run_to_its_end(tmp_path, cut_demo.short_demo())).rows())
+def test_a_short_run_trains_on_rollouts_of_the_engine_that_it_updates(short_run: Path) -> None:
+    rows = list(FolderRecord(short_run).rows())
     steps = [row["step"] for row in rows if row["kind"] == "step" and "reward_mean" in row]
     assert steps == [1, 2, 3]
     assert any(row["kind"] == "eval" for row in rows)
     versions = [row for row in rows if row["kind"] == "version"]
     assert versions, "no version reached the engine"
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Digests of all files of a folder."""
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.long
+def test_the_rubric_of_a_run_gives_its_rollouts_their_rewards_again(
+    short_run: Path, tmp_path: Path
+) -> None:
+    rubric = tmp_path / "rlrun.yaml"
+    rubric.write_text(json.dumps(cut_demo.short_demo()))
+    before = digests(short_run)
+    words = ["rescore", str(short_run), "--rewards", str(rubric), "--limit", "3", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", "from etude.cli.main import main; main()", *words],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])["summary"]
+    assert summary["scored"] > 0
+    assert (summary["changed"], summary["left_out"], summary["lost"]) == (0, 0, 0)
+    assert digests(short_run) == before
 
 
 @pytest.mark.long

@@ -19,6 +19,10 @@ EXAMPLES = {
     ),
     "doctor": ("etude doctor", "etude doctor --dir /big/disk --json"),
     "lint": ("etude lint examples/demo/rlrun.yaml", "etude lint manifests/*.yaml"),
+    "rescore": (
+        "etude rescore demo --rewards shorter.yaml",
+        "etude rescore demo --rewards rlrun.yaml --first-step 20 --limit 50 --json",
+    ),
     "plan": (
         "etude plan examples/qwen2.5-7b/rlrun.yaml",
         "etude plan rlrun.yaml --model ./Qwen2.5-7B-Instruct --gpu-gib 141 --json",

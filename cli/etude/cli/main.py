@@ -9,7 +9,6 @@ import typer
 from etude.cli.examples import epilog
 from etude.cli.output import exit_with_problem
 from etude.cli.verbs import (
-    audit,
     compare,
     demo,
     doctor,
@@ -20,7 +19,6 @@ from etude.cli.verbs import (
     logs,
     model,
     plan,
-    replay,
     report,
     run,
     serve,
@@ -29,6 +27,7 @@ from etude.cli.verbs import (
     weights,
 )
 from etude.cli.verbs.production import agent, experiment, feedback, release
+from etude.cli.verbs.records import audit, replay, rescore
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -45,6 +44,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "report": report.report,
     "audit": audit.audit,
     "replay": replay.replay,
+    "rescore": rescore.rescore,
     "compare": compare.compare,
     "eval": evaluate.evaluate,
     "doctor": doctor.doctor,

@@ -13,7 +13,7 @@ from rich.table import Table
 from etude.cli import runs
 from etude.cli.demo.driver import DemoDriver
 from etude.cli.output import Exit, console, say
-from etude.cli.verbs.audit import audit_folder
+from etude.cli.verbs.records.audit import audit_folder
 from etude.cli.verbs.report import write_report
 from etude.cli.verbs.run import follow_run
 

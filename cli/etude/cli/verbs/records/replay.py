@@ -11,8 +11,8 @@ import typer
 
 from etude.cli import runs
 from etude.cli.output import Exit, print_row, say
+from etude.cli.resolved_run import resolve_run
 from etude.cli.verbs.options import AsJson, RunFolder
-from etude.common.errors import Problem, UserError
 
 DIFFERS = 9
 """Exit code of the program if a figure is not the recorded one."""
@@ -25,7 +25,7 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Train a step again from the checkpoint before it; say "same", or exactly what differs."""
-    resolved = _resolved_run(runs.folder_of(run))
+    resolved = resolve_run(runs.folder_of(run)).run
     with tempfile.TemporaryDirectory(prefix="etude-replay-") as folder:
         file = Path(folder) / "run.json"
         file.write_text(json.dumps(resolved), encoding="utf-8")
@@ -62,29 +62,3 @@ def _show(row: dict[str, Any], *, as_json: bool) -> None:
         say(f"step {row['globalStep']} ({place}): {verdict}; {figures}")
         for each in row["differences"]:
             say(f"  {each}")
-
-
-def _resolved_run(folder: Path) -> dict[str, Any]:
-    """The run of a folder as its processes read it.
-
-    Raises:
-        UserError: the folder has no state of a run.
-    """
-    from etude.common.run_folder.state import read_state
-
-    state = read_state(folder)
-    if state is None or not state.run:
-        fix = "give the folder of a run that was started here"
-        raise UserError(Problem("NotFound", "has no state of a run", str(folder), fix))
-    run: Any = state.run
-    metadata, spec = run["metadata"], dict(run["spec"])
-    model_uri = (run.get("status", {}).get("resolved") or {}).get("modelUri")
-    if model_uri and spec["model"].get("checkpointRef"):
-        model = {key: value for key, value in spec["model"].items() if key != "checkpointRef"}
-        spec["model"] = model | {"uri": model_uri}
-    return {
-        "name": metadata["name"],
-        "uid": metadata.get("uid", metadata["name"]),
-        "generation": metadata.get("generation", 1),
-        "spec": spec,
-    }

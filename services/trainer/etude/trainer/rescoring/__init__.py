@@ -1,0 +1,1 @@
+"""New rewards of recorded rollouts, by another rubric."""
