@@ -74,6 +74,14 @@ class JournalDrop(_message.Message):
     reason: str
     def __init__(self, group_id: _Optional[str] = ..., rollout_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class JournalRestart(_message.Message):
+    __slots__ = ("group_id", "serving")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    serving: int
+    def __init__(self, group_id: _Optional[str] = ..., serving: _Optional[int] = ...) -> None: ...
+
 class JournalPenalty(_message.Message):
     __slots__ = ("rollout_id", "amount", "monitor")
     ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -157,7 +165,7 @@ class JournalPart(_message.Message):
     def __init__(self, number: _Optional[int] = ..., count: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class JournalRecord(_message.Message):
-    __slots__ = ("sequence", "open", "admit", "rollout", "drop", "batch", "step", "published", "checkpoint", "part", "freeze")
+    __slots__ = ("sequence", "open", "admit", "rollout", "drop", "batch", "step", "published", "checkpoint", "part", "freeze", "restart")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +177,7 @@ class JournalRecord(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     FREEZE_FIELD_NUMBER: _ClassVar[int]
+    RESTART_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     open: JournalOpen
     admit: JournalAdmit
@@ -180,4 +189,5 @@ class JournalRecord(_message.Message):
     checkpoint: JournalCheckpoint
     part: JournalPart
     freeze: JournalFreeze
-    def __init__(self, sequence: _Optional[int] = ..., open: _Optional[_Union[JournalOpen, _Mapping]] = ..., admit: _Optional[_Union[JournalAdmit, _Mapping]] = ..., rollout: _Optional[_Union[JournalRollout, _Mapping]] = ..., drop: _Optional[_Union[JournalDrop, _Mapping]] = ..., batch: _Optional[_Union[JournalBatch, _Mapping]] = ..., step: _Optional[_Union[JournalStep, _Mapping]] = ..., published: _Optional[_Union[JournalPublished, _Mapping]] = ..., checkpoint: _Optional[_Union[JournalCheckpoint, _Mapping]] = ..., part: _Optional[_Union[JournalPart, _Mapping]] = ..., freeze: _Optional[_Union[JournalFreeze, _Mapping]] = ...) -> None: ...
+    restart: JournalRestart
+    def __init__(self, sequence: _Optional[int] = ..., open: _Optional[_Union[JournalOpen, _Mapping]] = ..., admit: _Optional[_Union[JournalAdmit, _Mapping]] = ..., rollout: _Optional[_Union[JournalRollout, _Mapping]] = ..., drop: _Optional[_Union[JournalDrop, _Mapping]] = ..., batch: _Optional[_Union[JournalBatch, _Mapping]] = ..., step: _Optional[_Union[JournalStep, _Mapping]] = ..., published: _Optional[_Union[JournalPublished, _Mapping]] = ..., checkpoint: _Optional[_Union[JournalCheckpoint, _Mapping]] = ..., part: _Optional[_Union[JournalPart, _Mapping]] = ..., freeze: _Optional[_Union[JournalFreeze, _Mapping]] = ..., restart: _Optional[_Union[JournalRestart, _Mapping]] = ...) -> None: ...
