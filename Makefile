@@ -206,7 +206,7 @@ bench-long-rollouts: $(READY) ## rollouts of a million tokens, in a process and 
 	$(RUN) python bench/long_rollouts.py --worker
 	$(RUN) python bench/long_rollouts.py --context-parallel
 
-chaos-trainer: $(READY) ## controllers killed at random points, against one that was not: bench/out/chaos_trainer.json (simulated learner and rollouts, quarter of an hour)
+chaos-trainer: $(READY) ## 200 kills, 40 of processes of the real stack, 160 of controllers against one that was not killed: bench/out/chaos_trainer.json (goes on where it ended, an hour and a half)
 	$(RUN) python bench/chaos_trainer.py
 
 bench-resume: $(READY) ## lengths of trained rollouts after crashes: dropped, redrawn, continued: bench/out/trainer.json (simulated, a minute)

@@ -203,7 +203,7 @@ def check_run(folder: Path) -> BrokenCounts:
     return BrokenCounts(
         lost=broken.lost + len(findings) - repeated,
         duplicated=broken.duplicated + repeated,
-        diverged=broken.diverged + count_diverged(history),
+        diverged=broken.diverged + count_diverged(history, steps=STEPS),
     )
 
 
@@ -212,8 +212,8 @@ def _recorded_turns(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(kept)): path.read_bytes() for path in kept.rglob("*.wal")}
 
 
-def count_diverged(history: RunHistory) -> int:
+def count_diverged(history: RunHistory, *, steps: int) -> int:
     """Steps that were trained again with another result, and steps that are not there."""
     first = dict(reversed(history.steps))
     again = sum(first[number] != step for number, step in history.steps)
-    return again + len(set(range(1, STEPS + 1)) - first.keys())
+    return again + len(set(range(1, steps + 1)) - first.keys())
