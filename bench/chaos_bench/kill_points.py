@@ -146,4 +146,4 @@ def _unpublished_versions(folder: Path) -> set[str]:
 
 def _trajectories(folder: Path) -> set[str]:
     """Segments of recorded turns: another turn has begun when one appears."""
-    return {str(each) for each in (folder / "trajectories").glob("*/*.wal")}
+    return {str(each) for each in (folder / "trajectories").rglob("*.wal")}

@@ -61,7 +61,7 @@ class RunWatch:
         for epoch in sorted(self._list_epochs() - self._epochs):
             self._epochs.add(epoch)
             self.counts.add_steps_lost(self._steps_lost(epoch))
-        for segment in (self.folder / "trajectories").glob("*/*.wal"):
+        for segment in (self.folder / "trajectories").rglob("*.wal"):
             kept = self.folder / "kept" / segment.relative_to(self.folder)
             if not kept.exists():
                 kept.parent.mkdir(parents=True, exist_ok=True)
