@@ -24,43 +24,44 @@ _sym_db = _symbol_database.Default()
 
 from etude.v1 import rewards_pb2 as etude_dot_v1_dot_rewards__pb2
 from etude.v1 import rollout_pb2 as etude_dot_v1_dot_rollout__pb2
+from etude.v1 import rollout_content_pb2 as etude_dot_v1_dot_rollout__content__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65tude/v1/journal.proto\x12\x08\x65tude.v1\x1a\x16\x65tude/v1/rewards.proto\x1a\x16\x65tude/v1/rollout.proto\",\n\x0cJournalPlace\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x03\"E\n\rJournalBranch\x12\x0e\n\x06number\x18\x01 \x01(\r\x12$\n\x04path\x18\x02 \x03(\x0b\x32\x16.etude.v1.JournalPlace\"\xa0\x01\n\x0bJournalOpen\x12\x0f\n\x07run_uid\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x16\n\x0eprevious_epoch\x18\x03 \x01(\r\x12\x19\n\x11previous_sequence\x18\x04 \x01(\x04\x12\x15\n\rconfig_digest\x18\x05 \x01(\t\x12\'\n\x06\x62ranch\x18\x06 \x01(\x0b\x32\x17.etude.v1.JournalBranch\"\x82\x01\n\x0cJournalAdmit\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x10\n\x08position\x18\x03 \x01(\x03\x12\x0f\n\x07task_id\x18\x04 \x01(\t\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x14\n\x07serving\x18\x06 \x01(\x03H\x00\x88\x01\x01\x42\n\n\x08_serving\"\\\n\x0eJournalRollout\x12\"\n\x07rollout\x18\x01 \x01(\x0b\x32\x11.etude.v1.Rollout\x12&\n\x06reward\x18\x02 \x01(\x0b\x32\x16.etude.v1.RewardRecord\"C\n\x0bJournalDrop\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"3\n\x0eJournalRestart\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x0f\n\x07serving\x18\x02 \x01(\x03\"E\n\x0eJournalPenalty\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0e\n\x06\x61mount\x18\x02 \x01(\x01\x12\x0f\n\x07monitor\x18\x03 \x01(\t\"k\n\x0cJournalBatch\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x11\n\tgroup_ids\x18\x03 \x03(\t\x12+\n\tpenalties\x18\x04 \x03(\x0b\x32\x18.etude.v1.JournalPenalty\"O\n\rJournalFreeze\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07monitor\x18\x03 \x01(\t\x12\x10\n\x08sentence\x18\x04 \x01(\t\"w\n\x0bJournalStep\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0c\n\x04loss\x18\x03 \x01(\x01\x12\x11\n\tgrad_norm\x18\x04 \x01(\x01\x12\x15\n\rweight_digest\x18\x05 \x01(\t\x12\x13\n\x0b\x64\x61ta_cursor\x18\x06 \x01(\t\"X\n\x10JournalPublished\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x17\n\x0fmanifest_sha256\x18\x04 \x01(\t\"G\n\x11JournalCheckpoint\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0b\n\x03uri\x18\x02 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\t\":\n\x0bJournalPart\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x80\x04\n\rJournalRecord\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12%\n\x04open\x18\x02 \x01(\x0b\x32\x15.etude.v1.JournalOpenH\x00\x12\'\n\x05\x61\x64mit\x18\x03 \x01(\x0b\x32\x16.etude.v1.JournalAdmitH\x00\x12+\n\x07rollout\x18\x04 \x01(\x0b\x32\x18.etude.v1.JournalRolloutH\x00\x12%\n\x04\x64rop\x18\x05 \x01(\x0b\x32\x15.etude.v1.JournalDropH\x00\x12\'\n\x05\x62\x61tch\x18\x06 \x01(\x0b\x32\x16.etude.v1.JournalBatchH\x00\x12%\n\x04step\x18\x07 \x01(\x0b\x32\x15.etude.v1.JournalStepH\x00\x12/\n\tpublished\x18\x08 \x01(\x0b\x32\x1a.etude.v1.JournalPublishedH\x00\x12\x31\n\ncheckpoint\x18\t \x01(\x0b\x32\x1b.etude.v1.JournalCheckpointH\x00\x12%\n\x04part\x18\n \x01(\x0b\x32\x15.etude.v1.JournalPartH\x00\x12)\n\x06\x66reeze\x18\x0b \x01(\x0b\x32\x17.etude.v1.JournalFreezeH\x00\x12+\n\x07restart\x18\x0c \x01(\x0b\x32\x18.etude.v1.JournalRestartH\x00\x42\x06\n\x04\x62odyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65tude/v1/journal.proto\x12\x08\x65tude.v1\x1a\x16\x65tude/v1/rewards.proto\x1a\x16\x65tude/v1/rollout.proto\x1a\x1e\x65tude/v1/rollout_content.proto\",\n\x0cJournalPlace\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x03\"E\n\rJournalBranch\x12\x0e\n\x06number\x18\x01 \x01(\r\x12$\n\x04path\x18\x02 \x03(\x0b\x32\x16.etude.v1.JournalPlace\"\xa0\x01\n\x0bJournalOpen\x12\x0f\n\x07run_uid\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x16\n\x0eprevious_epoch\x18\x03 \x01(\r\x12\x19\n\x11previous_sequence\x18\x04 \x01(\x04\x12\x15\n\rconfig_digest\x18\x05 \x01(\t\x12\'\n\x06\x62ranch\x18\x06 \x01(\x0b\x32\x17.etude.v1.JournalBranch\"\x82\x01\n\x0cJournalAdmit\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x10\n\x08position\x18\x03 \x01(\x03\x12\x0f\n\x07task_id\x18\x04 \x01(\t\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x14\n\x07serving\x18\x06 \x01(\x03H\x00\x88\x01\x01\x42\n\n\x08_serving\"\x87\x01\n\x0eJournalRollout\x12\"\n\x07rollout\x18\x01 \x01(\x0b\x32\x11.etude.v1.Rollout\x12&\n\x06reward\x18\x02 \x01(\x0b\x32\x16.etude.v1.RewardRecord\x12)\n\x07\x63ontent\x18\x03 \x01(\x0b\x32\x18.etude.v1.RolloutContent\"C\n\x0bJournalDrop\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"3\n\x0eJournalRestart\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x0f\n\x07serving\x18\x02 \x01(\x03\"E\n\x0eJournalPenalty\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0e\n\x06\x61mount\x18\x02 \x01(\x01\x12\x0f\n\x07monitor\x18\x03 \x01(\t\"k\n\x0cJournalBatch\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x11\n\tgroup_ids\x18\x03 \x03(\t\x12+\n\tpenalties\x18\x04 \x03(\x0b\x32\x18.etude.v1.JournalPenalty\"O\n\rJournalFreeze\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07monitor\x18\x03 \x01(\t\x12\x10\n\x08sentence\x18\x04 \x01(\t\"w\n\x0bJournalStep\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0c\n\x04loss\x18\x03 \x01(\x01\x12\x11\n\tgrad_norm\x18\x04 \x01(\x01\x12\x15\n\rweight_digest\x18\x05 \x01(\t\x12\x13\n\x0b\x64\x61ta_cursor\x18\x06 \x01(\t\"X\n\x10JournalPublished\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x17\n\x0fmanifest_sha256\x18\x04 \x01(\t\"G\n\x11JournalCheckpoint\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0b\n\x03uri\x18\x02 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\t\":\n\x0bJournalPart\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x80\x04\n\rJournalRecord\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12%\n\x04open\x18\x02 \x01(\x0b\x32\x15.etude.v1.JournalOpenH\x00\x12\'\n\x05\x61\x64mit\x18\x03 \x01(\x0b\x32\x16.etude.v1.JournalAdmitH\x00\x12+\n\x07rollout\x18\x04 \x01(\x0b\x32\x18.etude.v1.JournalRolloutH\x00\x12%\n\x04\x64rop\x18\x05 \x01(\x0b\x32\x15.etude.v1.JournalDropH\x00\x12\'\n\x05\x62\x61tch\x18\x06 \x01(\x0b\x32\x16.etude.v1.JournalBatchH\x00\x12%\n\x04step\x18\x07 \x01(\x0b\x32\x15.etude.v1.JournalStepH\x00\x12/\n\tpublished\x18\x08 \x01(\x0b\x32\x1a.etude.v1.JournalPublishedH\x00\x12\x31\n\ncheckpoint\x18\t \x01(\x0b\x32\x1b.etude.v1.JournalCheckpointH\x00\x12%\n\x04part\x18\n \x01(\x0b\x32\x15.etude.v1.JournalPartH\x00\x12)\n\x06\x66reeze\x18\x0b \x01(\x0b\x32\x17.etude.v1.JournalFreezeH\x00\x12+\n\x07restart\x18\x0c \x01(\x0b\x32\x18.etude.v1.JournalRestartH\x00\x42\x06\n\x04\x62odyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'etude.v1.journal_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOURNALPLACE']._serialized_start=84
-  _globals['_JOURNALPLACE']._serialized_end=128
-  _globals['_JOURNALBRANCH']._serialized_start=130
-  _globals['_JOURNALBRANCH']._serialized_end=199
-  _globals['_JOURNALOPEN']._serialized_start=202
-  _globals['_JOURNALOPEN']._serialized_end=362
-  _globals['_JOURNALADMIT']._serialized_start=365
-  _globals['_JOURNALADMIT']._serialized_end=495
-  _globals['_JOURNALROLLOUT']._serialized_start=497
-  _globals['_JOURNALROLLOUT']._serialized_end=589
-  _globals['_JOURNALDROP']._serialized_start=591
-  _globals['_JOURNALDROP']._serialized_end=658
-  _globals['_JOURNALRESTART']._serialized_start=660
-  _globals['_JOURNALRESTART']._serialized_end=711
-  _globals['_JOURNALPENALTY']._serialized_start=713
-  _globals['_JOURNALPENALTY']._serialized_end=782
-  _globals['_JOURNALBATCH']._serialized_start=784
-  _globals['_JOURNALBATCH']._serialized_end=891
-  _globals['_JOURNALFREEZE']._serialized_start=893
-  _globals['_JOURNALFREEZE']._serialized_end=972
-  _globals['_JOURNALSTEP']._serialized_start=974
-  _globals['_JOURNALSTEP']._serialized_end=1093
-  _globals['_JOURNALPUBLISHED']._serialized_start=1095
-  _globals['_JOURNALPUBLISHED']._serialized_end=1183
-  _globals['_JOURNALCHECKPOINT']._serialized_start=1185
-  _globals['_JOURNALCHECKPOINT']._serialized_end=1256
-  _globals['_JOURNALPART']._serialized_start=1258
-  _globals['_JOURNALPART']._serialized_end=1316
-  _globals['_JOURNALRECORD']._serialized_start=1319
-  _globals['_JOURNALRECORD']._serialized_end=1831
+  _globals['_JOURNALPLACE']._serialized_start=116
+  _globals['_JOURNALPLACE']._serialized_end=160
+  _globals['_JOURNALBRANCH']._serialized_start=162
+  _globals['_JOURNALBRANCH']._serialized_end=231
+  _globals['_JOURNALOPEN']._serialized_start=234
+  _globals['_JOURNALOPEN']._serialized_end=394
+  _globals['_JOURNALADMIT']._serialized_start=397
+  _globals['_JOURNALADMIT']._serialized_end=527
+  _globals['_JOURNALROLLOUT']._serialized_start=530
+  _globals['_JOURNALROLLOUT']._serialized_end=665
+  _globals['_JOURNALDROP']._serialized_start=667
+  _globals['_JOURNALDROP']._serialized_end=734
+  _globals['_JOURNALRESTART']._serialized_start=736
+  _globals['_JOURNALRESTART']._serialized_end=787
+  _globals['_JOURNALPENALTY']._serialized_start=789
+  _globals['_JOURNALPENALTY']._serialized_end=858
+  _globals['_JOURNALBATCH']._serialized_start=860
+  _globals['_JOURNALBATCH']._serialized_end=967
+  _globals['_JOURNALFREEZE']._serialized_start=969
+  _globals['_JOURNALFREEZE']._serialized_end=1048
+  _globals['_JOURNALSTEP']._serialized_start=1050
+  _globals['_JOURNALSTEP']._serialized_end=1169
+  _globals['_JOURNALPUBLISHED']._serialized_start=1171
+  _globals['_JOURNALPUBLISHED']._serialized_end=1259
+  _globals['_JOURNALCHECKPOINT']._serialized_start=1261
+  _globals['_JOURNALCHECKPOINT']._serialized_end=1332
+  _globals['_JOURNALPART']._serialized_start=1334
+  _globals['_JOURNALPART']._serialized_end=1392
+  _globals['_JOURNALRECORD']._serialized_start=1395
+  _globals['_JOURNALRECORD']._serialized_end=1907
 # @@protoc_insertion_point(module_scope)

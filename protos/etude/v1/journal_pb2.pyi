@@ -1,5 +1,6 @@
 from etude.v1 import rewards_pb2 as _rewards_pb2
 from etude.v1 import rollout_pb2 as _rollout_pb2
+from etude.v1 import rollout_content_pb2 as _rollout_content_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -57,12 +58,14 @@ class JournalAdmit(_message.Message):
     def __init__(self, group_id: _Optional[str] = ..., phase: _Optional[str] = ..., position: _Optional[int] = ..., task_id: _Optional[str] = ..., seed: _Optional[int] = ..., serving: _Optional[int] = ...) -> None: ...
 
 class JournalRollout(_message.Message):
-    __slots__ = ("rollout", "reward")
+    __slots__ = ("rollout", "reward", "content")
     ROLLOUT_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
     rollout: _rollout_pb2.Rollout
     reward: _rewards_pb2.RewardRecord
-    def __init__(self, rollout: _Optional[_Union[_rollout_pb2.Rollout, _Mapping]] = ..., reward: _Optional[_Union[_rewards_pb2.RewardRecord, _Mapping]] = ...) -> None: ...
+    content: _rollout_content_pb2.RolloutContent
+    def __init__(self, rollout: _Optional[_Union[_rollout_pb2.Rollout, _Mapping]] = ..., reward: _Optional[_Union[_rewards_pb2.RewardRecord, _Mapping]] = ..., content: _Optional[_Union[_rollout_content_pb2.RolloutContent, _Mapping]] = ...) -> None: ...
 
 class JournalDrop(_message.Message):
     __slots__ = ("group_id", "rollout_id", "reason")
