@@ -6,7 +6,7 @@ import torch
 from etude.agent.local import INITIAL
 from etude.common.api.run.phases import Algorithm
 from etude.trainer.algorithms.registry import build_algorithm
-from etude.trainer.controller.admission.groups import check_rollout
+from etude.trainer.contents.rollout_checks import check_rollout
 from etude.trainer.learner.batches import PolicyBatch, PolicySequence, links_of
 from etude.trainer.learner.rows import policy_rows
 from etude.trainer.learner.sequence_packing import collate, plan_microbatches

@@ -24,14 +24,17 @@ from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.weights import VersionId
 from etude.common.weights.tensors.words import Words
 from etude.trainer.export.receipts import PublishBase, RankReceipt
+from etude.trainer.learner.batch_reader import read_batch
 from etude.trainer.learner.batches import PolicyBatch, StepResult
 from etude.trainer.learner.protocol import Learners
+from etude.trainer.rollouts.content_writer import ContentWriter
 from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, RolloutWorkers
 from etude.trainer.routing.table import RoutingTable
 from etude.trainer.seeding import derive_seed
 from etude.v1 import environments_pb2, journal_pb2, rewards_pb2, rollout_pb2, weights_pb2
 
 END_ID = 4
+VOCABULARY = 256
 
 
 @dataclass(slots=True)
@@ -111,6 +114,7 @@ class SimulatedLearners(Learners):
     @override
     async def policy_step(self, batch: PolicyBatch) -> StepResult:
         await self._begin_step()
+        batch = read_batch(self.store, batch)
         tokens = b"".join(sequence.token_ids.tobytes() for sequence in batch.sequences)
         given = b"" if batch.advantages is None else batch.advantages.tobytes()
         result = self._advance(tokens + batch.rewards.tobytes() + batch.valid.tobytes() + given)
@@ -122,6 +126,7 @@ class SimulatedLearners(Learners):
     @override
     async def measure_divergence(self, batch: PolicyBatch) -> float:
         await asyncio.sleep(0)
+        batch = read_batch(self.store, batch)
         spans = [each.is_current for each in batch.sequences if each.is_current is not None]
         return 0.0 if any(each.any() for each in spans) else self.divergence
 
@@ -173,6 +178,8 @@ class SimulatedRollouts(RolloutWorkers):
     """Name of the engine process in spans."""
     final_message: Callable[[int], str] = lambda index: ""
     """Last message of a rollout, by its index among its siblings."""
+    store: Store | None = None
+    """Gets the tokens of rollouts; records hold them where None, as those of older releases."""
     orders: list[GroupRequest] = field(default_factory=list)
     tables: list[RoutingTable] = field(default_factory=list)
     """Routing tables in the order of their arrival."""
@@ -184,6 +191,8 @@ class SimulatedRollouts(RolloutWorkers):
         await asyncio.sleep(random.Random(order.seed).random() * self.longest_s)
         newest = self.serving()
         records = [self.record(order, index, oldest, newest) for index in order.indices]
+        if self.store is not None:
+            await ContentWriter(store=self.store, vocab_size=VOCABULARY).write(order, records)
         return GroupResult(
             records=tuple(record.SerializeToString() for record in records),
             retried=0,

@@ -137,7 +137,9 @@ class World:
         services = RunServices(
             learners=SimulatedLearners(self.store),
             workers=SimulatedRollouts(
-                lambda: holder[0].publishing.served or VersionId(0, 0), self.fault_share
+                lambda: holder[0].publishing.served or VersionId(0, 0),
+                self.fault_share,
+                store=self.store,
             ),
             engines=Engines((), timeout_s=1.0),
             compactor=Beside(self._compactor(resolved, opened.epoch)),

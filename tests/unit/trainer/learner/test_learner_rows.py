@@ -15,10 +15,10 @@ from etude.common.errors import InvalidFieldError
 from etude.common.weights import VersionId
 from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.algorithms.registry import build_algorithm
+from etude.trainer.contents.rollout_checks import check_rollout
 from etude.trainer.controller.admission.groups import (
     RolloutGroup,
     build_policy_batch,
-    check_rollout,
 )
 from etude.trainer.learner.batches import (
     PolicyBatch,

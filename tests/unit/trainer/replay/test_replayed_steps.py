@@ -70,6 +70,8 @@ async def replay(
         learners=OneLearner(config),
         record=open_record(world.store),
         prefix=prefix,
+        source=world.store,
+        states=open_store(work.as_uri()),
     )
     return [verdict async for verdict in replayer.replay()]
 

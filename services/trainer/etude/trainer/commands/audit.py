@@ -8,7 +8,12 @@ from etude.common.api.storage import StoreAccess
 from etude.common.blobs import Store
 from etude.common.errors import EtudeError
 from etude.common.stores import open_source
-from etude.trainer.controller.journal.audit import JOURNAL, JournalAudit, audit_journal
+from etude.trainer.controller.journal.audit import (
+    JOURNAL,
+    JournalAudit,
+    JournalFinding,
+    audit_journal,
+)
 from etude.trainer.controller.journal.trajectory_audit import (
     TRAJECTORIES,
     audit_trajectories,
@@ -22,7 +27,9 @@ def audit_store(store: Store) -> JournalAudit:
     account = audit_journal(journal)
     if not account.findings:
         logs = {info.key: store.get(info.key) for info in store.list(TRAJECTORIES)}
-        account.findings += audit_trajectories(logs, journaled_rollouts(journal))
+        lost: list[JournalFinding] = []
+        rollouts = journaled_rollouts(journal, store.get, lost)
+        account.findings += audit_trajectories(logs, rollouts) + lost
     return account
 
 

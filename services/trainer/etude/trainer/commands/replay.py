@@ -52,7 +52,14 @@ async def replay_run(run: ResolvedRun, *, step: int, scratch: Path) -> bool:
     states = scratch / "states"
     prefix = "" if found is None else copy_checkpoint(store, found, states)
     states.mkdir(exist_ok=True)
-    replayer = partial(StepReplayer, history=history, record=open_record(store), prefix=prefix)
+    replayer = partial(
+        StepReplayer,
+        history=history,
+        record=open_record(store),
+        prefix=prefix,
+        source=store,
+        states=open_source(states.as_uri(), storage),
+    )
     return await _replay_on_ray(run, replayer, states=states, scratch=scratch)
 
 

@@ -15,6 +15,7 @@ from etude.common.blobs import Store
 from etude.common.errors import EtudeError, Problem, UserError
 from etude.common.stores import open_source
 from etude.trainer.commands import verifiers_traces
+from etude.trainer.contents.objects import restore_links
 from etude.trainer.controller.journal.audit import JOURNAL
 from etude.trainer.controller.journal.record_parts import join_parts
 from etude.trainer.controller.journal.segments import decode_segment
@@ -22,7 +23,7 @@ from etude.v1 import journal_pb2
 
 
 def rollouts(store: Store) -> Iterator[journal_pb2.JournalRollout]:
-    """Every rollout of the journal, once, with one segment in memory at a time.
+    """Every rollout of the journal, once, with one segment and its tokens in memory at a time.
 
     Raises:
         UserError: there is no journal.
@@ -34,7 +35,7 @@ def rollouts(store: Store) -> Iterator[journal_pb2.JournalRollout]:
         name = record.rollout.rollout.rollout_id
         if record.HasField("rollout") and name not in seen:
             seen.add(name)
-            yield record.rollout
+            yield from restore_links(store, [record.rollout])
     if not keys:
         fix = "name a run that reached reinforcement learning"
         raise UserError(Problem("NotFound", "holds no journal", store.url, fix))

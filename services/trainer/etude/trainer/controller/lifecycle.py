@@ -171,6 +171,7 @@ def _worker_config(settings: Settings, resolved: ResolvedRun, inputs: Inputs) ->
         score_timeout_s=sum(timeouts) + QUEUE_MARGIN_S,
         storage=spec.storage,
         outage_s=spec.weights.timeout_seconds,
+        stores_contents=True,
         traces_file=settings.traces_file,
         otlp_endpoint=spec.observability.otlp_endpoint,
     )

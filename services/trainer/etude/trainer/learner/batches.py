@@ -6,7 +6,7 @@ Shapes: T tokens of one sequence, R rollouts of one batch.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,12 +77,26 @@ class PolicySequence:
             raise InvalidFieldError("loss_mask[0]", "the first token has no context to predict it")
 
 
+class StoredRollout(NamedTuple):
+    """A rollout of which the links are in the run's store."""
+
+    rollout: int
+    """Its place in the batch's rewards."""
+    rollout_id: str
+    content: bytes
+    """A RolloutContent, serialised."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyBatch:
     """The groups that one optimiser step consumes."""
 
     sequences: tuple[PolicySequence, ...]
-    """Links of all valid rollouts, in any order."""
+    """Links of all valid rollouts, in any order, without those that are in the store."""
+    stored: tuple[StoredRollout, ...] = ()
+    """Valid rollouts that learner ranks read themselves."""
+    current: frozenset[VersionId] = frozenset()
+    """Versions with exactly the weights of the step, to mark tokens of what is read."""
     rewards: NDArray[np.float64]
     """One per rollout; not read where invalid. [R]"""
     groups: NDArray[np.int64]
@@ -105,12 +119,19 @@ class PolicyBatch:
         for name, values in (("rewards", self.rewards), ("advantages", given)):
             if not np.isfinite(values[self.valid]).all():
                 raise InvalidFieldError(name, "must be finite where valid")
-        for index, sequence in enumerate(self.sequences):
-            if not 0 <= sequence.rollout < len(self.rewards):
-                raise InvalidFieldError(
-                    f"sequences[{index}].rollout",
-                    f"{sequence.rollout} is outside [0, {len(self.rewards)})",
-                )
+        self._check_places("sequences", [each.rollout for each in self.sequences])
+        self._check_places("stored", [each.rollout for each in self.stored])
+
+    def _check_places(self, name: str, places: Sequence[int]) -> None:
+        """Refuse rollouts without a reward.
+
+        Raises:
+            InvalidFieldError: naming the first one.
+        """
+        for index, place in enumerate(places):
+            if not 0 <= place < len(self.rewards):
+                outside = f"{place} is outside [0, {len(self.rewards)})"
+                raise InvalidFieldError(f"{name}[{index}].rollout", outside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from etude.common.stores import find_model_folder, open_run_store
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.epochs import epochs_of
 from etude.trainer.export.receipts import PublishBase, RankReceipt
+from etude.trainer.learner.batch_reader import read_batch
 from etude.trainer.learner.batches import PolicyBatch, StepResult, SupervisedSequence
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.data.phase_data import DataReader
@@ -165,11 +166,12 @@ class LearnerRank:
         }
 
     def policy_step(self, batch: PolicyBatch) -> StepResult:
+        read = read_batch(self._store, batch)
         with self._profile_step():
-            return self._learner.policy_step(batch)
+            return self._learner.policy_step(read)
 
     def measure_divergence(self, batch: PolicyBatch) -> float:
-        return self._learner.measure_divergence(batch)
+        return self._learner.measure_divergence(read_batch(self._store, batch))
 
     def _profile_step(self) -> AbstractContextManager[None]:
         # The controller names this class, and must not load torch for it.

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from etude.common.errors import WrongStateError
 from etude.trainer.algorithms import advantages
 from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.learner.batches import (
@@ -97,7 +98,12 @@ def policy_rows(batch: PolicyBatch, algorithm: AlgorithmSteps) -> PolicyRows:
 
     A trained token whose sampler log-prob is NaN or infinite is removed: the sampler gave it no
     probability, so it has no importance ratio.
+
+    Raises:
+        WrongStateError: the batch has rollouts that were not read.
     """
+    if batch.stored:
+        raise WrongStateError(f"{len(batch.stored)} rollouts of the batch were not read")
     if batch.advantages is None:
         part = advantages.takes_part(batch.groups, batch.valid)
         values = algorithm.advantages(batch.rewards, groups=batch.groups, valid=batch.valid)

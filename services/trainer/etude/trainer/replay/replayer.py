@@ -8,11 +8,13 @@ from etude.common.blobs import Store
 from etude.common.checkpoints.manifest import CONTROLLER, StoredCheckpoint
 from etude.common.run_folder.record import RunRecord
 from etude.common.stores import download_objects
+from etude.trainer.contents.objects import copy_objects
 from etude.trainer.controller.admission.groups import build_policy_batch
 from etude.trainer.learner.batches import StepResult
 from etude.trainer.learner.protocol import Learners
 from etude.trainer.replay.differences import StepVerdict, judge_step
 from etude.trainer.replay.history import RecordedStep, StepHistory
+from etude.v1 import rollout_content_pb2
 
 
 def copy_checkpoint(store: Store, found: StoredCheckpoint, folder: Path) -> str:
@@ -40,6 +42,10 @@ class StepReplayer:
     """Readable rollouts of the run."""
     prefix: str
     """Of the copied state of the learner; empty for the start weights."""
+    source: Store
+    """Of the run; nothing is written to it."""
+    states: Store
+    """Of the learner: the rollouts of each batch are copied there."""
 
     async def replay(self) -> AsyncIterator[StepVerdict]:
         """Replay step by step, from the checkpoint to the requested step.
@@ -66,7 +72,12 @@ class StepReplayer:
         current = {
             each for each, published in versions.items() if published == step.global_step - 1
         }
-        return await self.learners.policy_step(build_policy_batch(step.groups, current=current))
+        batch = build_policy_batch(step.groups, current=current)
+        parse = rollout_content_pb2.RolloutContent.FromString
+        copy_objects(
+            self.source, self.states, [parse(each.content).tokens for each in batch.stored]
+        )
+        return await self.learners.policy_step(batch)
 
     def _shown_ids(self, step: RecordedStep) -> Sequence[str] | None:
         """Ids of the step's rollouts in the readable record; None if it has none."""

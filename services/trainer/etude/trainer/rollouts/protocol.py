@@ -123,7 +123,7 @@ class GroupResult(NamedTuple):
     """Finished rollouts, scored or masked: one per index of the order."""
 
     records: tuple[bytes, ...]
-    """JournalRollout messages, serialised in the worker to spare the controller."""
+    """JournalRollout messages, serialised; tokens that they name are in the store."""
     retried: int
     """Rollouts that were retried after a platform fault."""
     driver: str
@@ -165,6 +165,8 @@ class WorkerConfig:
     """Access to task folders."""
     outage_s: float
     """Longest wait for an engine or broker that does not answer."""
+    stores_contents: bool = False
+    """True if the tokens of finished rollouts go to the run's store, and records name them."""
     traces_file: Path | None = None
     otlp_endpoint: str | None = None
 

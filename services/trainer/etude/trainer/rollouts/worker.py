@@ -20,6 +20,7 @@ from etude.common.harbor.task_file import TaskFile
 from etude.common.stores import find_model_folder, open_run_store
 from etude.trainer.rollouts import task_steps
 from etude.trainer.rollouts.client_pool import ClientPool
+from etude.trainer.rollouts.content_writer import ContentWriter
 from etude.trainer.rollouts.endpoint_policy import EndpointClient
 from etude.trainer.rollouts.environments import GroupEnvironments
 from etude.trainer.rollouts.group_runner import GroupRunner
@@ -59,6 +60,7 @@ class RolloutWorker:
         self._upcoming = asyncio.Semaphore(UPCOMING_GROUPS)
         self._nonce = uuid.uuid4().hex[:12]
         self._trajectories = WorkerTrajectories(config.run, config.storage)
+        self._contents = _open_contents(config, self._chat)
 
     async def run_group(self, order: GroupRequest) -> GroupResult:
         """Run and score the siblings of a request; platform faults are retried, then masked."""
@@ -103,6 +105,8 @@ class RolloutWorker:
                 records = await self._score(order, await runner.run(instruction))
             finally:
                 await start.close()
+        if self._contents is not None:
+            await self._contents.write(order, records)
         runner.history.close(map(order.rollout_id, order.indices))
         return GroupResult(
             records=tuple(record.SerializeToString() for record in records),
@@ -212,6 +216,14 @@ class RolloutWorker:
         if isinstance(self._chat, EndpointClient):
             self._chat.close()
         await asyncio.to_thread(self._traces.shutdown)
+
+
+def _open_contents(config: WorkerConfig, chat: ChatFormat | EndpointClient) -> ContentWriter | None:
+    """Writer of contents; None if records keep them, as those of endpoints, which have none."""
+    if not config.stores_contents or isinstance(chat, EndpointClient):
+        return None
+    store = open_run_store(config.storage.uri, config.storage)
+    return ContentWriter(store=store, vocab_size=chat.vocab_size)
 
 
 def _open_chat(config: WorkerConfig) -> ChatFormat | EndpointClient:

@@ -6,11 +6,11 @@ import pytest
 
 from etude.common.errors import InvalidFieldError
 from etude.common.weights import VersionId
+from etude.trainer.contents.rollout_checks import check_rollout
 from etude.trainer.controller.admission.groups import (
     RolloutGroup,
     build_policy_batch,
     check_reward,
-    check_rollout,
 )
 from etude.v1.journal_pb2 import JournalRollout
 from etude.v1.rewards_pb2 import RewardFault, RewardRecord

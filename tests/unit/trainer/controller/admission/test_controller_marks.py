@@ -7,20 +7,21 @@ import pytest
 from etude.common.blobs import MemoryStore
 from etude.common.weights import EpochRecord, VersionId, claim_epoch, mark_suspect, quarantine
 from etude.trainer.controller.admission.quarantine_marks import MarkReader, QuarantineMarks
+from etude.v1.journal_pb2 import JournalRollout
 from etude.v1.rollout_pb2 import Link, Rollout
 from etude.v1.weights_pb2 import PolicySpan
 
 V4, V5, V6 = VersionId(1, 4), VersionId(1, 5), VersionId(2, 6)
 
 
-def rollout(*spans: tuple[VersionId, VersionId, str]) -> Rollout:
+def rollout(*spans: tuple[VersionId, VersionId, str]) -> JournalRollout:
     """Spans as (context, sampled, replica)."""
     link = Link()
     for context, sampled, replica in spans:
         link.spans.append(
             PolicySpan(context=context.to_proto(), sampled=sampled.to_proto(), replica=replica)
         )
-    return Rollout(links=[Link(), link])
+    return JournalRollout(rollout=Rollout(links=[Link(), link]))
 
 
 @pytest.fixture

@@ -13,11 +13,12 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import FencedError
 from etude.common.weights import VersionId, claim_epoch, mark_suspect, read_epoch
+from etude.trainer.contents.measures import version_uses
 from etude.trainer.controller.admission.quarantine_marks import QuarantineMarks, RedrawReason
 from etude.trainer.controller.journal import write_ahead_log
 from etude.trainer.controller.publishing.engines import Engines, VersionRefusedError
 from etude.trainer.controller.run import Run, root_cause
-from etude.v1 import journal_pb2, rollout_pb2
+from etude.v1 import journal_pb2
 
 MakeWorld = Callable[..., Any]
 
@@ -210,8 +211,7 @@ def trained_replicas(world: Any) -> Iterator[tuple[str, int]]:
             case "batch":
                 for name in record.batch.group_ids:
                     for each in groups.pop(name).values():
-                        for link in each.rollout.links:
-                            yield from ((s.replica, s.sampled.number) for s in link.spans)
+                        yield from ((s.replica, s.sampled.number) for s in version_uses(each))
             case _:
                 pass
 
@@ -292,8 +292,8 @@ async def test_an_evaluation_on_a_damaged_engine_is_done_again(make_world: MakeW
 async def test_what_damaged_engines_say_of_the_policy_is_lost_and_never_a_score(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def every_one(_: QuarantineMarks, rollout: rollout_pb2.Rollout) -> RedrawReason | None:
-        return "suspect_policy" if rollout.group_id.startswith("eval-held-out-4-") else None
+    def every_one(_: QuarantineMarks, record: journal_pb2.JournalRollout) -> RedrawReason | None:
+        return "suspect_policy" if record.rollout.group_id.startswith("eval-held-out-4-") else None
 
     monkeypatch.setattr(QuarantineMarks, "drop_reason", every_one)
     world = make_world()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.common.weights import VersionId
-from etude.trainer.controller.admission.rollout_checks import InvalidSpanError, check_spans
+from etude.trainer.contents.rollout_checks import InvalidSpanError, check_spans
 from etude.v1.rollout_pb2 import Link, Rollout
 from etude.v1.weights_pb2 import PolicySpan, PolicyVersion
 

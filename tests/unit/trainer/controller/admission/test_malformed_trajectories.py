@@ -9,7 +9,8 @@ import pytest
 
 from etude.common.errors import InvalidFieldError
 from etude.common.weights import VersionId
-from etude.trainer.controller.admission.groups import check_reward, check_rollout
+from etude.trainer.contents.rollout_checks import check_rollout
+from etude.trainer.controller.admission.groups import check_reward
 from etude.v1.journal_pb2 import JournalRollout
 from etude.v1.rewards_pb2 import RewardRecord
 from etude.v1.rollout_pb2 import Link, Rollout

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from etude.trainer.contents.rollout_checks import PositionOf
 from etude.trainer.controller.admission.deadlines import DeadlineIndex, GroupDeadline
 from etude.trainer.controller.admission.groups import RolloutGroup
-from etude.trainer.controller.admission.rollout_checks import PositionOf
 from etude.trainer.controller.admission.staleness import StalenessBound
 from etude.trainer.controller.journal.ledger import Ledger
 

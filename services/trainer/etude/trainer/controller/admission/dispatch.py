@@ -11,8 +11,10 @@ from etude.agent.chat import ChatFormat
 from etude.common import telemetry
 from etude.common.errors import InvalidFieldError
 from etude.trainer import metrics
-from etude.trainer.controller.admission.groups import check_reward, check_rollout
-from etude.trainer.controller.admission.rollout_checks import InvalidSpanError
+from etude.trainer.contents.content_checks import check_content
+from etude.trainer.contents.objects import group_prefix
+from etude.trainer.contents.rollout_checks import InvalidSpanError, check_rollout
+from etude.trainer.controller.admission.groups import check_reward
 from etude.trainer.controller.checkpoints.recovery import JournaledLedger
 from etude.trainer.controller.journal.record_parts import PreparedRecord, prepare_record
 from etude.trainer.controller.progress import RunProgress
@@ -29,6 +31,7 @@ from etude.trainer.rollouts.protocol import (
 from etude.trainer.rollouts.sandbox_client import ChangeTooLargeError
 from etude.trainer.rollouts.scoring import mask_rollout
 from etude.trainer.rollouts.trajectories.resume_counts import Resume, ResumeCounts
+from etude.trainer.routing.table import Purpose
 from etude.v1 import journal_pb2, rollout_pb2
 
 log = logging.getLogger(__name__)
@@ -135,7 +138,6 @@ class RolloutDispatcher:
         self, record: journal_pb2.JournalRollout, order: GroupRequest, *, num_bytes: int
     ) -> None:
         """Mask a rollout that cannot be trained on; results of workers are untrusted."""
-        assert self.chat is not None  # noqa: S101 - this run requests rollouts
         if num_bytes > MAX_ROLLOUT_BYTES:
             # Never masked for it: a policy that can inflate its record must not escape its reward.
             log.warning("rollout %s is kept without its calls", record.rollout.rollout_id)
@@ -146,20 +148,45 @@ class RolloutDispatcher:
             what = f"a record of {num_bytes} bytes; {MAX_TRAINED_BYTES} are the limit"
             record.rollout.ClearField("links")
             mask_rollout(record, what)
-        if record.reward.WhichOneof("result") != "reward":
-            return
         try:
-            check_reward(record)
-            check_rollout(
-                record.rollout,
-                vocab_size=self.chat.vocab_size,
-                max_tokens=order.limits.context_tokens,
-                position_of=self.book.ledger.versions.get,
-            )
+            self._check_tokens(record, order)
+            if record.reward.WhichOneof("result") == "reward":
+                check_reward(record)
         except InvalidSpanError as error:
             mask_rollout(record, str(error), reason=error.reason)
         except InvalidFieldError as error:
             mask_rollout(record, str(error))
+
+    def _check_tokens(self, record: journal_pb2.JournalRollout, order: GroupRequest) -> None:
+        """Check the tokens of a record, or what stands for them; an unsound content is removed.
+
+        Raises:
+            InvalidFieldError: naming the field.
+        """
+        if not record.HasField("content"):
+            if record.reward.WhichOneof("result") == "reward":
+                self._check_links(record.rollout, order)
+            return
+        is_evaluation = order.purpose is Purpose.EVALUATION
+        try:
+            check_content(
+                record,
+                prefix=group_prefix(order.group_id, of_evaluation=is_evaluation),
+                max_tokens=order.limits.context_tokens,
+                position_of=self.book.ledger.versions.get,
+            )
+        except InvalidFieldError:
+            record.ClearField("content")
+            raise
+
+    def _check_links(self, rollout: rollout_pb2.Rollout, order: GroupRequest) -> None:
+        assert self.chat is not None  # noqa: S101 - this run requests rollouts
+        check_rollout(
+            rollout,
+            vocab_size=self.chat.vocab_size,
+            max_tokens=order.limits.context_tokens,
+            position_of=self.book.ledger.versions.get,
+        )
 
     def _count_completions(self, counts: CompletionCounts) -> None:
         self.completions.merge(counts)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from etude.common.blobs import Store
 from etude.common.errors import StoreError
 from etude.common.store_retry import StoreRetry
+from etude.trainer.contents.rollout_checks import InvalidSpanError
 from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.trainer.controller.admission.quarantine_marks import MarkReader, QuarantineMarks
-from etude.trainer.controller.admission.rollout_checks import InvalidSpanError
 from etude.trainer.controller.checkpoints.recovery import JournaledLedger
 from etude.trainer.controller.reporting.reporter import RunReporter
 from etude.v1 import journal_pb2
@@ -87,9 +87,9 @@ class QuarantineFilter:
         found: Counter[str] = Counter()
         for group in groups:
             for index in group.valid_indices():
-                rollout = group.finished[index].rollout
-                if (reason := self.marks.drop_reason(rollout)) is not None:
-                    drop_rollout(self.book, group, rollout.rollout_id, reason)
+                record = group.finished[index]
+                if (reason := self.marks.drop_reason(record)) is not None:
+                    drop_rollout(self.book, group, record.rollout.rollout_id, reason)
                     found[reason] += 1
         for why, count in found.items():
             message = f"{count} rollouts are redrawn: {why}"

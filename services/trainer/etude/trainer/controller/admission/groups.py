@@ -8,8 +8,13 @@ import numpy as np
 
 from etude.common.errors import InvalidFieldError
 from etude.common.weights import VersionId
-from etude.trainer.controller.admission.rollout_checks import PositionOf, check_spans
-from etude.trainer.learner.batches import PolicyBatch, PolicySequence, links_of
+from etude.trainer.contents.rollout_checks import PositionOf
+from etude.trainer.learner.batches import (
+    PolicyBatch,
+    PolicySequence,
+    StoredRollout,
+    links_of,
+)
 from etude.trainer.rollouts.protocol import name_rollout
 from etude.v1 import journal_pb2, rollout_pb2
 
@@ -107,51 +112,6 @@ def oldest_version(rollout: rollout_pb2.Rollout) -> VersionId:
     return VersionId.from_proto(rollout.oldest)
 
 
-def check_rollout(
-    rollout: rollout_pb2.Rollout, *, vocab_size: int, max_tokens: int, position_of: PositionOf
-) -> None:
-    """Refuse a rollout that cannot be trained on, before it is acknowledged.
-
-    A sampled token without a finite log-prob is no reason: the learner removes that token alone.
-
-    Args:
-        rollout: as it came over the wire.
-        vocab_size: of the model.
-        max_tokens: most that one link may have; the model takes as many.
-        position_of: position of a version along the accepted chain.
-
-    Raises:
-        InvalidSpanError: the versions of its tokens are impossible.
-        InvalidFieldError: another field is invalid; it is named.
-    """
-    if not rollout.links:
-        raise InvalidFieldError("links", "a finished rollout needs at least one")
-    for place, link in enumerate(rollout.links):
-        _check_link(link, f"links[{place}]", vocab_size=vocab_size, max_tokens=max_tokens)
-    check_spans(rollout, position_of=position_of)
-
-
-def _check_link(link: rollout_pb2.Link, where: str, *, vocab_size: int, max_tokens: int) -> None:
-    tokens = len(link.token_ids)
-    if not 0 < tokens <= max_tokens:
-        raise InvalidFieldError(f"{where}.token_ids", f"{tokens} tokens, not 1 to {max_tokens}")
-    if len(link.loss_mask) != tokens or len(link.sampler_logprobs) != tokens:
-        raise InvalidFieldError(
-            where,
-            f"{tokens} tokens, {len(link.loss_mask)} mask bytes,"
-            f" {len(link.sampler_logprobs)} log-probs: lengths must be equal",
-        )
-    # A view of the message's memory: a search of Python numbers is forty times as long.
-    ids = np.asarray(link.token_ids)
-    if ids.min() < 0 or ids.max() >= vocab_size:
-        raise InvalidFieldError(f"{where}.token_ids", f"an id is outside [0, {vocab_size})")
-    mask = np.frombuffer(link.loss_mask, dtype=np.uint8)
-    if mask.max() > 1:
-        raise InvalidFieldError(f"{where}.loss_mask", "a byte is neither 0 nor 1")
-    if mask[0]:
-        raise InvalidFieldError(f"{where}.loss_mask", "the first token has nothing before it")
-
-
 def check_reward(record: journal_pb2.JournalRollout) -> None:
     """Refuse a reward that is not usable.
 
@@ -176,11 +136,15 @@ def build_policy_batch(
     rewards: list[float] = []
     siblings: list[int] = []
     valid: list[bool] = []
+    stored: list[StoredRollout] = []
     for number, group in enumerate(groups):
         for index in sorted(group.finished):
             record = group.finished[index]
             is_valid = index not in group.masked
-            if is_valid:
+            if is_valid and record.HasField("content"):
+                content = record.content.SerializeToString()
+                stored.append(StoredRollout(len(rewards), record.rollout.rollout_id, content))
+            elif is_valid:
                 sequences += links_of(record.rollout, index=len(rewards), current=current)
             penalty = group.penalties.get(record.rollout.rollout_id, 0.0)
             rewards.append(record.reward.reward - penalty if is_valid else 0.0)
@@ -188,6 +152,8 @@ def build_policy_batch(
             valid.append(is_valid)
     return PolicyBatch(
         sequences=tuple(sequences),
+        stored=tuple(stored),
+        current=frozenset(current),
         rewards=np.asarray(rewards, dtype=np.float64),
         groups=np.asarray(siblings, dtype=np.int64),
         valid=np.asarray(valid, dtype=np.bool_),

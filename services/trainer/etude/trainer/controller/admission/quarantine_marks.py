@@ -7,8 +7,9 @@ from typing import Literal
 from etude.common.blobs import Store
 from etude.common.weights import EpochRecord, VersionId, list_quarantined, list_suspects
 from etude.common.weights.protocol.epochs import epoch_or_none
+from etude.trainer.contents.measures import version_uses
 from etude.trainer.rollouts.trajectories.rollback import Rollback
-from etude.v1 import rollout_pb2
+from etude.v1 import journal_pb2
 
 RedrawReason = Literal["quarantined_policy", "suspect_policy", "rolled_back_policy"]
 """Reason to drop and redraw a rollout."""
@@ -24,17 +25,17 @@ class QuarantineMarks:
     rollbacks: tuple[EpochRecord, ...] = ()
     """Epochs that rolled back to an older version."""
 
-    def drop_reason(self, rollout: rollout_pb2.Rollout) -> RedrawReason | None:
+    def drop_reason(self, record: journal_pb2.JournalRollout) -> RedrawReason | None:
         """Reason to drop a rollout; None if it may be trained."""
-        spans = [span for link in rollout.links for span in link.spans]
-        versions = {VersionId.from_proto(v) for span in spans for v in (span.sampled, span.context)}
+        uses = version_uses(record)
+        versions = {VersionId.from_proto(v) for use in uses for v in (use.sampled, use.context)}
         if versions & self.quarantined:
             return "quarantined_policy"
         if any(self._is_rolled_back(version) for version in versions):
             return "rolled_back_policy"
-        for span in spans:
-            since = self.suspects.get(span.replica)
-            if since is not None and span.sampled.number >= since.number:
+        for use in uses:
+            since = self.suspects.get(use.replica)
+            if since is not None and use.sampled.number >= since.number:
                 return "suspect_policy"
         return None
 

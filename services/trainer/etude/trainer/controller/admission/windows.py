@@ -20,8 +20,8 @@ from etude.common.feedback import windows
 from etude.common.feedback.windows import WindowManifest, WindowRollout
 from etude.common.store_retry import StoreRetry
 from etude.common.weights import VersionId
+from etude.trainer.contents.rollout_checks import InvalidSpanError
 from etude.trainer.controller.admission.groups import RolloutGroup
-from etude.trainer.controller.admission.rollout_checks import InvalidSpanError
 from etude.trainer.learner.batches import PolicyBatch, links_of
 from etude.trainer.seeding import derive_seed, permute_index
 from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2

@@ -5,11 +5,13 @@ It shares no code with the log's writer and reader, so that a mistake there cann
 
 import struct
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from blake3 import blake3
 from google.protobuf.message import DecodeError
 
+from etude.common.blobs import MissingError
 from etude.trainer.controller.journal.audit import JournalFinding, read_frames
 from etude.v1 import journal_pb2, rollout_pb2
 from etude.v1 import trajectory_log_pb2 as pb
@@ -74,14 +76,42 @@ def audit_trajectories(
     return findings
 
 
-def journaled_rollouts(objects: Mapping[str, bytes]) -> Iterator[rollout_pb2.Rollout]:
-    """Finished rollouts in the segments of a journal; those in parts are left out."""
+def journaled_rollouts(
+    objects: Mapping[str, bytes], read: Callable[[str], bytes], findings: list[JournalFinding]
+) -> Iterator[rollout_pb2.Rollout]:
+    """Finished rollouts in the segments of a journal; those in parts are left out.
+
+    Args:
+        objects: of the journal.
+        read: an object of the store; an error if it is gone.
+        findings: get those of rollouts whose tokens are gone or not what was accepted.
+    """
     for key in sorted(objects):
         for kind, payload in read_frames(objects[key]):
             if kind != _PART:
                 record = journal_pb2.JournalRecord.FromString(payload)
-                if record.HasField("rollout"):
+                if record.rollout.HasField("content"):
+                    yield from _stored_rollout(record.rollout, read, findings)
+                elif record.HasField("rollout"):
                     yield record.rollout.rollout
+
+
+def _stored_rollout(
+    record: journal_pb2.JournalRollout,
+    read: Callable[[str], bytes],
+    findings: list[JournalFinding],
+) -> Iterator[rollout_pb2.Rollout]:
+    """A rollout whose tokens are in the store, with them; a finding instead if they are not."""
+    reference, name = record.content.tokens, record.rollout.rollout_id
+    try:
+        data = read(reference.key)
+    except MissingError:
+        findings.append(JournalFinding("I1", f"the tokens of {name} are gone: {reference.key}"))
+        return
+    if blake3(data).digest() != reference.digest:
+        findings.append(JournalFinding("I1", f"the tokens of {name} are not those accepted"))
+        return
+    yield rollout_pb2.Rollout.FromString(data)
 
 
 def _read_logs(

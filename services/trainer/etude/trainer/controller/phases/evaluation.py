@@ -11,9 +11,10 @@ from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.api.run.spec import Evaluation
 from etude.common.errors import EtudeError
 from etude.common.stores import open_source
+from etude.trainer.contents.objects import restore_links
 from etude.trainer.controller.admission.dropping import QuarantineFilter
 from etude.trainer.controller.checkpoints.state import EvaluationResult
-from etude.trainer.controller.reporting.rows import evaluation_fields, rollout_rows
+from etude.trainer.controller.reporting.rows import Row, evaluation_fields, rollout_rows
 from etude.trainer.controller.run import Run
 from etude.trainer.rollouts.protocol import GroupRequest
 from etude.trainer.rollouts.suites.runner import Marks, Records, SuitePass, SuiteRunner
@@ -157,7 +158,7 @@ class Evaluator:
         run.reporter.recorder.write_rollouts(
             run.progress.cursor.global_step,
             f"eval-{name}-greedy" if greedy else f"eval-{name}",
-            lambda: rollout_rows(records, run.dispatcher.chat),
+            lambda: self._rows(records),
         )
         scored = [r for r in records if r.reward.WhichOneof("result") == "reward"]
         if len(scored) < len(records):
@@ -167,6 +168,13 @@ class Evaluator:
             )
         return scored
 
+    def _rows(self, records: Records) -> list[Row]:
+        """Rows for people; the tokens are of no use after that."""
+        store = self.run.store
+        rows = rollout_rows(restore_links(store, records), self.run.dispatcher.chat)
+        store.delete([each.content.tokens.key for each in records if each.HasField("content")])
+        return rows
+
     async def _run_group(self, request: GroupRequest) -> list[journal_pb2.JournalRollout]:
         records = await self.run.dispatcher.run_group(request)
         self.run.progress.figures.evaluated += len(records)
@@ -174,8 +182,8 @@ class Evaluator:
 
     async def _find_marked(self, records: Records) -> Marks:
         await self._filter.refresh()
-        scored = [r.rollout for r in records if r.reward.WhichOneof("result") == "reward"]
-        found = {each.rollout_id: self._filter.marks.drop_reason(each) for each in scored}
+        scored = [each for each in records if each.reward.WhichOneof("result") == "reward"]
+        found = {each.rollout.rollout_id: self._filter.marks.drop_reason(each) for each in scored}
         return {name: reason for name, reason in found.items() if reason is not None}
 
     def _report_redraw(self, name: str, marked: Marks) -> None:

@@ -10,8 +10,9 @@ from etude.common.api.run.phases import FeedbackSource, Phase
 from etude.common.blobs import Store
 from etude.common.errors import CorruptError
 from etude.common.feedback.windows import WindowManifest
+from etude.trainer.contents.rollout_checks import check_rollout
 from etude.trainer.controller.admission.dropping import QuarantineFilter, drop_rollout
-from etude.trainer.controller.admission.groups import RolloutGroup, check_rollout
+from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.trainer.controller.admission.window_groups import WindowGroups
 from etude.trainer.controller.admission.windows import (
     Contents,
@@ -178,7 +179,8 @@ class FeedbackPhase:
         marked: dict[int, str] = {
             index: mark
             for index, rollout in read.contents.items()
-            if (mark := self.filter.marks.drop_reason(rollout)) is not None
+            if (mark := self.filter.marks.drop_reason(journal_pb2.JournalRollout(rollout=rollout)))
+            is not None
         }
         for index, reason in sorted((dict(read.masked) | marked).items()):
             figures.masked[reason] += 1

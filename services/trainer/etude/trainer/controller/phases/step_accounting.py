@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from etude.common.weights import VersionId
 from etude.trainer import metrics
+from etude.trainer.contents.objects import restore_links
 from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.trainer.controller.admission.staleness import StalenessBound
 from etude.trainer.controller.journal.ledger import StepId
@@ -200,9 +201,11 @@ class StepAccounting:
 
     def _write_rollouts(self, groups: Sequence[RolloutGroup]) -> None:
         records = [group.finished[index] for group in groups for index in sorted(group.finished)]
-        chat = self.run.dispatcher.chat
+        store, chat = self.run.store, self.run.dispatcher.chat
         self.run.reporter.recorder.write_rollouts(
-            self.run.progress.cursor.global_step, "train", lambda: rollout_rows(records, chat)
+            self.run.progress.cursor.global_step,
+            "train",
+            lambda: rollout_rows(restore_links(store, records), chat),
         )
 
 

@@ -14,8 +14,9 @@ from etude.common.monitors.judge_gap import addresses_judge
 from etude.common.monitors.registry import MONITORS, evaluate_window
 from etude.common.monitors.window import Finding, RolloutFacts, Window
 from etude.trainer import metrics
+from etude.trainer.contents.measures import num_tokens
 from etude.trainer.controller.checkpoints.state import MonitorHistory
-from etude.trainer.controller.reporting.rows import Row, length
+from etude.trainer.controller.reporting.rows import Row
 from etude.v1 import journal_pb2, rollout_pb2
 
 WINDOW_ROLLOUTS = 128
@@ -170,7 +171,7 @@ def _facts(record: journal_pb2.JournalRollout, judges: frozenset[str]) -> Rollou
         edits=edits,
         is_question=asks and not edits,
         is_masked=_success(record) is None,
-        tokens=length(rollout) or None,
+        tokens=num_tokens(record) or None,
         hidden_passed=_success(record),
         judge_reward=sum(judged) / len(judged) if judged else None,
         has_injection=bool(judges) and addresses_judge(rollout.final_message),

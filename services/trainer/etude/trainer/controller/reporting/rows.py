@@ -15,6 +15,7 @@ from etude.common.evaluation.rollout_metrics import edits_without_evidence, late
 from etude.common.evaluation.scores import Samples, best_of_k, mean_at_n
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.manifest import Stats
+from etude.trainer.contents.measures import num_tokens
 from etude.trainer.controller.reporting.behaviour import behaviour, token_sums, trajectory_figures
 from etude.trainer.learner.batches import StepResult
 from etude.v1 import environments_pb2, journal_pb2, rollout_pb2
@@ -147,7 +148,7 @@ def policy_fields(
         "lost_work_length_ratio": round(faults.lost_work_length_ratio, 4),
         "malformed_per_rollout": mean(r.costs.malformed_calls for r in rollouts),
         "turns_mean": mean(r.costs.turns for r in rollouts),
-        "length_mean": mean(length(r) for r in rollouts),
+        "length_mean": mean(num_tokens(record) for record in records),
         "sampled_tokens": sum(r.costs.completion_tokens for r in rollouts),
         **{f"{kind}_tokens": n for kind, n in token_sums(r.costs for r in rollouts).items()},
         **trajectory_figures([r.calls for r in rollouts]),
@@ -185,11 +186,11 @@ def evaluation_fields(
         "count": len(sampled),
         "success": mean_at_n(_successes(sampled)),
         "reward_mean": mean(record.reward.reward for record in sampled),
-        "length_mean": mean(length(record.rollout) for record in sampled),
+        "length_mean": mean(num_tokens(record) for record in sampled),
         "turns_mean": mean(record.rollout.costs.turns for record in sampled),
         "behaviour": {"sampled": asdict(behaviour(r.rollout.calls for r in sampled))},
     }
-    if not any(record.rollout.links for record in sampled):
+    if not any(num_tokens(record) for record in sampled):
         del row["length_mean"]
     if best := _best_successes(_successes(sampled)):
         row["best_of"] = best
@@ -220,11 +221,6 @@ def mean(values: Iterable[float]) -> float:
     return sum(listed) / len(listed) if listed else 0.0
 
 
-def length(rollout: rollout_pb2.Rollout) -> int:
-    """Number of tokens of a rollout, over all its links."""
-    return sum(len(link.token_ids) for link in rollout.links)
-
-
 def _ending_name(rollout: rollout_pb2.Rollout) -> str:
     return rollout_pb2.Ending.Name(rollout.ending).removeprefix("ENDING_").lower()
 
@@ -253,7 +249,7 @@ def _rollout_row(record: journal_pb2.JournalRollout, reader: PieceReader | None)
         "task_id": rollout.task_id,
         "index": rollout.index,
         "ending": _ending_name(rollout),
-        "tokens": length(rollout),
+        "tokens": num_tokens(record),
         "read_tokens": rollout.costs.prompt_tokens + rollout.costs.tool_output_tokens,
         "sampled_tokens": rollout.costs.completion_tokens,
         "seconds": round(latency_s(rollout.costs), 3),

@@ -10,6 +10,7 @@ from etude.common.blobs import ExistsError, Store
 from etude.common.blobs.store import MAX_CREATE_BYTES
 from etude.common.errors import CorruptError
 from etude.common.weights import VersionId
+from etude.trainer.contents.measures import version_uses
 from etude.v1 import journal_pb2
 
 log = logging.getLogger(__name__)
@@ -79,8 +80,8 @@ class SuiteResults:
 
 def _touching_versions(record: journal_pb2.JournalRollout) -> set[VersionId]:
     """Versions that sampled a rollout's tokens or that these attended to."""
-    spans = [span for link in record.rollout.links for span in link.spans]
-    return {VersionId.from_proto(v) for span in spans for v in (span.sampled, span.context)}
+    uses = version_uses(record)
+    return {VersionId.from_proto(v) for use in uses for v in (use.sampled, use.context)}
 
 
 def _key(record: journal_pb2.JournalRollout) -> str:

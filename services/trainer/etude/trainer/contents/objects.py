@@ -1,0 +1,156 @@
+"""Objects with the contents of rollouts: written by rollout workers, read and verified by others.
+
+    contents/<group>/<rollout>.<digest>          of groups that may be trained
+    contents-of-evaluations/<group>/…            deleted once people can read the rollouts
+
+A key has the digest of its object, so that two writers of a rollout write the same bytes. What the
+journal names is never deleted; what a worker wrote that died before the journal knew is collected.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from blake3 import blake3
+from google.protobuf.message import DecodeError
+
+from etude.common.blobs import MAX_CREATE_BYTES, ExistsError, Store
+from etude.common.errors import CorruptError
+from etude.trainer.contents.measures import measure_links, measure_uses
+from etude.v1 import journal_pb2, rollout_content_pb2, rollout_pb2
+
+CONTENTS = "contents/"
+OF_EVALUATIONS = "contents-of-evaluations/"
+MAX_CONTENT_BYTES = 1 << 30
+"""Largest object: 100 million tokens are smaller, and protobuf ends at 2 GiB."""
+READS_AT_ONCE = 16
+DIGEST_BYTES = 32
+_KEY_DIGITS = 32
+
+
+def group_prefix(group_id: str, *, of_evaluation: bool = False) -> str:
+    """Prefix of the objects of a group."""
+    return f"{OF_EVALUATIONS if of_evaluation else CONTENTS}{group_id}/"
+
+
+def write_object(store: Store, stem: str, data: bytes) -> rollout_content_pb2.ContentObject:
+    """Write an object that is durable once this returns.
+
+    Args:
+        store: of the run.
+        stem: key without the digest.
+        data: the content.
+
+    Raises:
+        StoreError: the store does not answer; write again.
+    """
+    digest = blake3(data).digest()
+    key = f"{stem}.{digest.hex()[:_KEY_DIGITS]}"
+    if len(data) > MAX_CREATE_BYTES:  # in several requests; a second writer writes the same
+        store.put(key, data)
+    else:
+        with contextlib.suppress(ExistsError):
+            store.create(key, data)
+    return rollout_content_pb2.ContentObject(key=key, num_bytes=len(data), digest=digest)
+
+
+def read_object(store: Store, reference: rollout_content_pb2.ContentObject) -> bytes:
+    """Read an object.
+
+    Raises:
+        MissingError: it is gone.
+        CorruptError: it has other bytes than were written.
+        StoreError: the store does not answer.
+    """
+    data = store.get_range(reference.key, 0, reference.num_bytes)
+    if blake3(data).digest() != reference.digest:
+        raise CorruptError(f"{store.url}/{reference.key}: differs from what was written")
+    return data
+
+
+def write_links(
+    store: Store, prefix: str, rollout: rollout_pb2.Rollout
+) -> rollout_content_pb2.RolloutContent:
+    """Write the links of a rollout, and return what stands for them.
+
+    Raises:
+        StoreError: the store does not answer; write again.
+    """
+    alone = rollout_pb2.Rollout(rollout_id=rollout.rollout_id, links=rollout.links)
+    return rollout_content_pb2.RolloutContent(
+        tokens=write_object(store, prefix + rollout.rollout_id, alone.SerializeToString()),
+        links=measure_links(rollout.links),
+        uses=measure_uses(rollout.links),
+    )
+
+
+def read_links(
+    store: Store, content: rollout_content_pb2.RolloutContent, rollout_id: str
+) -> rollout_pb2.Rollout:
+    """Read a rollout of which only the links and the id are set.
+
+    Raises:
+        MissingError: it is gone.
+        CorruptError: it is another rollout, or has other tokens than were accepted.
+        StoreError: the store does not answer.
+    """
+    where = f"{store.url}/{content.tokens.key}"
+    try:
+        rollout = rollout_pb2.Rollout.FromString(read_object(store, content.tokens))
+    except DecodeError as cause:
+        raise CorruptError(f"{where}: is no rollout: {cause}") from cause
+    if rollout.rollout_id != rollout_id:
+        raise CorruptError(f"{where}: is of {rollout.rollout_id!r}, not of {rollout_id!r}")
+    if measure_links(rollout.links) != list(content.links):
+        raise CorruptError(f"{where}: has other numbers of tokens than were accepted")
+    return rollout
+
+
+def restore_links(
+    store: Store, records: Iterable[journal_pb2.JournalRollout]
+) -> Iterator[journal_pb2.JournalRollout]:
+    """Give each record with its links, one at a time; those that hold them stay as they are.
+
+    Raises:
+        MissingError: a content is gone.
+        CorruptError: a content is damaged.
+        StoreError: the store does not answer.
+    """
+    for record in records:
+        if not record.HasField("content"):
+            yield record
+            continue
+        whole = journal_pb2.JournalRollout()
+        whole.CopyFrom(record)
+        found = read_links(store, record.content, record.rollout.rollout_id)
+        whole.rollout.links.extend(found.links)
+        whole.ClearField("content")
+        yield whole
+
+
+def read_all_links(
+    store: Store, contents: Sequence[rollout_content_pb2.RolloutContent], ids: Sequence[str]
+) -> list[rollout_pb2.Rollout]:
+    """Read the links of several rollouts at the same time, in their order.
+
+    Raises:
+        MissingError: a content is gone.
+        CorruptError: a content is damaged.
+        StoreError: the store does not answer.
+    """
+    with ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="contents") as pool:
+        return list(pool.map(lambda content, name: read_links(store, content, name), contents, ids))
+
+
+def copy_objects(
+    source: Store, target: Store, references: Iterable[rollout_content_pb2.ContentObject]
+) -> None:
+    """Copy objects to the same keys of another store.
+
+    Raises:
+        MissingError: one is gone.
+        CorruptError: one is damaged.
+        StoreError: a store does not answer.
+    """
+    for reference in references:
+        target.put(reference.key, read_object(source, reference))
