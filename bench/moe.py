@@ -1,6 +1,6 @@
 """Mixtures of experts: mismatch of engine and learner with live and with replayed routers.
 
-python bench/moe.py [--layers 4] [--steps 100]
+python bench/moe.py [--layers 4] [--steps 100] [--seeds 3] [--rl-steps 24]
 
 A small Qwen3-MoE of bytes learns the project's own pages, on the CPU, and is published in bf16. The
 real engine follows the version, samples completions and records the experts of every token. The
@@ -10,6 +10,10 @@ learner scores them by its fp32 weights; a token's mismatch is the difference of
   mismatch_p99_at        by plausibility: an expert is replayed if its score is at least this part
                          of the k-th best live one
   disagreement           share of choices of a token in a layer that the live routers make otherwise
+Then, for each seed in a process of its own, the policy learns a small task by reinforcement, on
+rollouts of the engine, which follows it; once with live and once with replayed routers. Figures
+are means over seeds and steps, rewards those of the last quarter of the steps.
+  rl_mismatch_p99_*, rl_mismatch_kl_*, rl_reward_*   with off and replay
 
 Examples:
   make bench-moe
@@ -18,8 +22,10 @@ Examples:
 
 import argparse
 import asyncio
+import json
 import os
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -37,19 +43,15 @@ from transformers import Qwen3MoeConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # figures are recorded as tests do
 
+from moe_bench.reinforcement import StepFigures, learn, open_learner, publish
 from tests.support import figures
 
 from etude.common import weights
-from etude.common.api.run.weights import Weights
-from etude.common.api.storage import Storage
 from etude.common.blobs import Store, open_store
-from etude.common.weights import VersionId
-from etude.common.weights.protocol import publication
+from etude.common.routed_experts import RouteDraft
 from etude.inference.engine.interface import SampleRequest
 from etude.inference.settings import EngineOptions
-from etude.trainer.export.receipts import build_manifest
 from etude.trainer.learner.batches import SupervisedSequence
-from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.gradients import microbatch_losses
 from etude.trainer.learner.learner import Learner
 from etude.trainer.learner.rows import TrainingRow
@@ -62,6 +64,8 @@ VOCABULARY, WIDTH, CONTEXT, EXPERTS, CHOICES = 320, 128, 256, 8, 2
 SEQUENCES, LENGTH = 16, 128
 """Of one step."""
 PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 64, 48, 96
+MAX_CONCURRENT = 64
+ARMS = ("off", "replay")
 PLAUSIBILITIES = (0.0, 0.25, 0.5, 0.75, 1.0)
 PHASE = {
     "name": "bench",
@@ -78,7 +82,7 @@ def read_pages() -> NDArray[np.int32]:
     return np.frombuffer(b"\n\n".join(texts), np.uint8).astype(np.int32)
 
 
-def train(folder: Path, *, layers: int, steps: int) -> Learner:
+def train(folder: Path, *, layers: int, steps: int, seed: int = 0) -> Learner:
     """Train a mixture of experts on the pages."""
     Qwen3MoeConfig(
         vocab_size=VOCABULARY,
@@ -96,18 +100,9 @@ def train(folder: Path, *, layers: int, steps: int) -> Learner:
         tie_word_embeddings=False,
         architectures=["Qwen3MoeForCausalLM"],
     ).save_pretrained(folder / "model")
-    learner = Learner(
-        LearnerConfig(
-            run="bench",
-            holder="bench",
-            model_folder=folder / "model",
-            storage=Storage(uri=(folder / "run").as_uri()),
-            weights=Weights(dtype="BFloat16"),
-            threads=2,
-        )
-    )
+    learner = open_learner(folder, folder / "model", seed=seed)
     learner.start_phase(PHASE, 0)
-    pages, draw = read_pages(), np.random.default_rng(0)
+    pages, draw = read_pages(), np.random.default_rng(seed)
     for _ in range(steps):
         starts = draw.integers(0, pages.size - LENGTH, SEQUENCES)
         learner.supervised_step(
@@ -121,26 +116,14 @@ def train(folder: Path, *, layers: int, steps: int) -> Learner:
     return learner
 
 
-def publish(learner: Learner, store: Store) -> None:
-    """Publish the learner's weights as the first version of a run."""
-    weights.claim_epoch(store, holder="bench", parent=None, reason="start")
-    version = VersionId(1, 0)
-    receipt = learner.encode(version, None)
-    learner.upload(version)
-    manifest = build_manifest(
-        [receipt], run="bench", version=version, step=0, holder="bench", base=None
-    )
-    publication.publish_manifest(store, manifest)
-
-
-async def sample(folder: Path, store: Store) -> list[TrainingRow]:
-    """Sample from an engine that follows the run; rows with the engine's log-probs and experts."""
+def open_engine(folder: Path, store: Store) -> tuple[Any, Any]:
+    """An engine, and its follower of the run; it starts with the next version that it is to get."""
     options = EngineOptions(
         model=folder / "model",
         served_name="bench",
         dtype="bfloat16",
         max_model_len=CONTEXT,
-        max_concurrent=16,
+        max_concurrent=MAX_CONCURRENT,
         kv_cache_bytes=128 << 20,
         gpus=0,
         follows_store=True,
@@ -154,11 +137,18 @@ async def sample(folder: Path, store: Store) -> list[TrainingRow]:
     from etude.inference.updates.staging import Stager  # noqa: PLC0415 - as above
 
     engine = replica.build_replica(options)
-    stager = Stager(store, "bench", folder / "scratch")
-    await VersionFollower(
-        stager=stager, engine=engine, status=ReplicaStatus(replica="bench")
-    ).catch_up()
-    await engine.record_routes()
+    follower = VersionFollower(
+        stager=Stager(store, "bench", folder / "scratch"),
+        engine=engine,
+        status=ReplicaStatus(replica="bench"),
+    )
+    return engine, follower
+
+
+async def sample(folder: Path, store: Store) -> list[TrainingRow]:
+    """Sample from an engine that follows the run; rows with the engine's log-probs and experts."""
+    engine, follower = open_engine(folder, store)
+    await follower.catch_up()
     pages = read_pages()
     starts = np.linspace(0, pages.size - PROMPT_TOKENS, PROMPTS).astype(int)
     prompts = [pages[start : start + PROMPT_TOKENS].tolist() for start in starts]
@@ -172,10 +162,13 @@ async def _sample_row(engine: Any, index: int, prompt: list[int]) -> TrainingRow
         max_tokens=ANSWER_TOKENS,
         temperature=1.0,
         seed=index,
+        routes_from=0,
     )
     [chunk] = [chunk async for chunk in engine.generate(request)]
-    routes = await engine.take_routes(request.request_id)
-    missing = np.full((1, *routes.shape[1:]), np.iinfo(routes.dtype).max, routes.dtype)
+    draft = RouteDraft()
+    draft.add(chunk.routes)
+    routes = draft.pad_to(len(prompt) + len(chunk.token_ids))
+    assert routes is not None  # noqa: S101 - the chunk has rows
     tokens = np.array([*prompt, *chunk.token_ids], dtype=np.int32)
     count = len(chunk.token_ids)
     return TrainingRow(
@@ -185,7 +178,7 @@ async def _sample_row(engine: Any, index: int, prompt: list[int]) -> TrainingRow
         sampler_logprobs=np.array(chunk.logprobs, dtype=np.float32),
         advantages=np.zeros(count, np.float32),
         is_current=np.ones(count, np.bool_),
-        routes=np.concatenate([routes, missing]),
+        routes=routes.ids,
     )
 
 
@@ -251,23 +244,100 @@ def measure(learner: Learner, rows: list[TrainingRow]) -> dict[str, float]:
     } | {f"mismatch_p99_at_{p:g}": value for p, value in by_plausibility.items()}
 
 
-def main() -> None:
-    """Train, publish, sample, score, print, and write bench/out/moe.json."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=100, help="of training before the version")
-    chosen = parser.parse_args()
-    began = time.monotonic()
+def start_run(folder: Path) -> Store:
+    """The store of a run that has begun."""
+    store = open_store((folder / "run").as_uri())
+    weights.claim_epoch(store, holder="bench", parent=None, reason="start")
+    return store
+
+
+def compare_routing(layers: int, steps: int) -> dict[str, float]:
+    """Figures of one version, all ways to route."""
     with tempfile.TemporaryDirectory(prefix="etude-moe-") as name:
         folder = Path(name)
-        learner = train(folder, layers=chosen.layers, steps=chosen.steps)
-        store = open_store((folder / "run").as_uri())
-        publish(learner, store)
-        rows = asyncio.run(sample(folder, store))
-        found = measure(learner, rows)
-    usage = resource.getrusage(resource.RUSAGE_SELF)
+        learner = train(folder, layers=layers, steps=steps)
+        store = start_run(folder)
+        publish(learner, store, 0)
+        return measure(learner, asyncio.run(sample(folder, store)))
+
+
+async def learn_both(chosen: argparse.Namespace, folder: Path) -> dict[str, list[StepFigures]]:
+    """Train both arms of a seed from the same weights, on one engine."""
+    seed: int = chosen.seed
+    learner = train(folder, layers=chosen.layers, steps=chosen.steps, seed=seed)
+    learner.export("base/")
+    store = start_run(folder)
+    engine, follower = open_engine(folder, store)
+    found = {}
+    for place, arm in enumerate(ARMS):
+        first = place * chosen.rl_steps
+        found[arm] = await learn(
+            engine,
+            follower,
+            open_learner(folder, folder / "run" / "base", seed=seed),
+            store,
+            read_pages(),
+            numbers=range(first, first + chosen.rl_steps),
+            seed=seed,
+            replays=arm == "replay",
+        )
+    return found
+
+
+def run_seeds(chosen: argparse.Namespace) -> list[dict[str, list[StepFigures]]]:
+    """Run each seed in a process of its own: an engine's threads do not end."""
+    found = []
+    for seed in range(chosen.seeds):
+        with tempfile.NamedTemporaryFile(suffix=".json") as out:
+            sizes = (chosen.layers, chosen.steps, chosen.rl_steps)
+            names = ("--layers", "--steps", "--rl-steps")
+            given = [text for pair in zip(names, map(str, sizes), strict=True) for text in pair]
+            command = [sys.executable, __file__, *given, "--seed", str(seed), "--out", out.name]
+            subprocess.run(command, check=True)
+            arms = json.loads(Path(out.name).read_text(encoding="utf-8"))
+        found.append({arm: [StepFigures(*step) for step in steps] for arm, steps in arms.items()})
+    return found
+
+
+def summarize(seeds: list[dict[str, list[StepFigures]]]) -> dict[str, float]:
+    """Means of the arms over seeds and steps."""
+    found = {}
+    for arm in ARMS:
+        values = np.array([seed[arm] for seed in seeds])  # [seeds, steps, figures]
+        last = max(1, values.shape[1] // 4)
+        found[f"rl_reward_{arm}"] = float(values[:, -last:, 0].mean())
+        found[f"rl_mismatch_p99_{arm}"] = float(values[:, :, 1].mean())
+        found[f"rl_mismatch_kl_{arm}"] = float(values[:, :, 2].mean())
+    return found
+
+
+def print_curves(seeds: list[dict[str, list[StepFigures]]]) -> None:
+    """Print the means over seeds of each step."""
+    names = [f"{figure} {arm}" for figure in ("reward", "p99", "KL") for arm in ARMS]
+    table = Table("step", *names, title=f"{len(seeds)} seeds")
+    by_arm = {arm: np.array([seed[arm] for seed in seeds]).mean(0) for arm in ARMS}
+    for step in range(len(by_arm["off"])):
+        cells = [f"{by_arm[arm][step, place]:.4g}" for place in range(3) for arm in ARMS]
+        table.add_row(str(step + 1), *cells)
+    Console().print(table)
+
+
+def main() -> None:
+    """Measure, print, and merge the figures into bench/out/moe.json."""
+    chosen = _arguments()
+    if chosen.seed is not None:
+        with tempfile.TemporaryDirectory(prefix="etude-moe-") as name:
+            arms = asyncio.run(learn_both(chosen, Path(name)))
+        Path(chosen.out).write_text(json.dumps(arms), encoding="utf-8")
+        os._exit(0)  # the engine's threads would be waited for
+    began = time.monotonic()
+    seeds = run_seeds(chosen)
+    found = compare_routing(chosen.layers, chosen.steps) | (summarize(seeds) if seeds else {})
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     found["seconds"] = time.monotonic() - began
-    found["cpu_seconds"] = usage.ru_utime + usage.ru_stime
+    found["cpu_seconds"] = sum(each.ru_utime + each.ru_stime for each in usage)
+    if seeds:
+        print_curves(seeds)
     table = Table("figure", "value", title=f"{chosen.layers} layers, {chosen.steps} steps")
     for key, value in found.items():
         table.add_row(key, f"{value:.5g}")
@@ -275,6 +345,17 @@ def main() -> None:
     figures.record("moe", **{key: float(f"{value:.5g}") for key, value in found.items()})
     sys.stdout.flush()
     os._exit(0)  # the engine's threads would be waited for
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=100, help="of training before the version")
+    parser.add_argument("--seeds", type=int, default=3, help="of reinforcement; 0 for none")
+    parser.add_argument("--rl-steps", type=int, default=24, help="of each arm")
+    parser.add_argument("--seed", type=int, help="run this seed alone, and write --out")
+    parser.add_argument("--out", help="file for the figures of one seed")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -144,6 +144,8 @@ RLRUN = {
     "phases[].validation.everySteps": f"{TRAINER}.controller.phases.supervised",
     "phases[].validation.maxTokens": f"{TRAINER}.learner.data.phase_data",
     "phases[].mtp.lossWeight": f"{TRAINER}.learner.guesses",
+    "phases[].routerReplay.mode": f"{TRAINER}.learner.routes.replay",
+    "phases[].routerReplay.plausibility": f"{TRAINER}.learner.routes.replay settings",
     "phases[].profile.firstStep": f"{TRAINER}.learner.step_profiler wanted",
     "phases[].profile.numSteps": f"{TRAINER}.learner.step_profiler wanted",
     **dict(under("phases[].tasks[]", TASKS)),

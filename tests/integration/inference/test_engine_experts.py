@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore
+from etude.common.routed_experts import RouteDraft
 from etude.common.weights.tensors.schema import Schema, TensorSpec, split_of
 from etude.common.weights.tensors.words import Words
 from etude.inference.engine import replica as replicas
@@ -132,12 +133,26 @@ async def test_experts_are_exact_in_every_version_that_is_live(bench: Bench) -> 
         assert await bench.engine.swap.audit()
 
 
-async def turn(bench: Bench, name: str, prompt: list[int]) -> tuple[list[int], Any]:
+async def turn(bench: Bench, name: str, prompt: list[int], held: int = 0) -> tuple[list[int], Any]:
     request = SampleRequest(
-        request_id=name, prompt_token_ids=prompt, max_tokens=40, temperature=1.0, seed=7
+        request_id=name,
+        prompt_token_ids=prompt,
+        max_tokens=40,
+        temperature=1.0,
+        seed=7,
+        chunk_tokens=16,
+        routes_from=held,
     )
-    [piece] = [piece async for piece in bench.engine.generate(request)]
-    return [*prompt, *piece.token_ids], await bench.engine.take_routes(name)
+    pieces = [piece async for piece in bench.engine.generate(request)]
+    draft = RouteDraft()
+    for piece in pieces:
+        if piece.routes is not None:
+            draft.add(piece.routes)
+    tokens = [*prompt, *(token for piece in pieces for token in piece.token_ids)]
+    assert len(pieces) > 2
+    rows = draft.rows()
+    assert rows is not None
+    return tokens, rows.ids
 
 
 def expected_routes(bench: Bench, tokens: list[int]) -> Any:
@@ -159,17 +174,22 @@ def expected_routes(bench: Bench, tokens: list[int]) -> Any:
 async def test_recorded_experts_are_those_that_the_routers_chose(bench: Bench) -> None:
     bench.publish(complete=True)
     await bench.receiver.catch_up()
-    await bench.engine.record_routes()
     shared = [int(i) for i in np.random.default_rng(0).integers(20, 300, 70)]
+    # A prefix that was cached before anybody asked for experts is computed again.
+    request = SampleRequest(
+        request_id="earlier", prompt_token_ids=shared, max_tokens=4, temperature=1.0
+    )
+    [_] = [piece async for piece in bench.engine.generate(request)]
     # Requests run side by side; the later ones find blocks of the first in the prefix cache.
     first = await turn(bench, "first", shared)
     others = await asyncio.gather(
         *(turn(bench, f"other-{i}", [*shared, 30 + i]) for i in range(3)),
-        turn(bench, "next-turn", [*first[0], 25, 26]),
+        turn(bench, "next-turn", [*first[0], 25, 26], held=len(first[0]) - 1),
     )
     for tokens, routes in (first, *others):
         assert routes.dtype == np.uint8
         assert routes.shape == (len(tokens) - 1, 2, 2)
+        held = len(first[0]) - 1 if tokens[: len(first[0])] == first[0] != tokens else 0
+        assert (routes[:held] == 255).all()  # only what is asked for is sent
         expected = expected_routes(bench, tokens)[:-1]
-        assert (np.sort(routes, -1) == expected).all()
-    assert await bench.engine.take_routes("first") is None
+        assert (np.sort(routes, -1) == expected)[held:].all()

@@ -10,6 +10,7 @@ from typing_extensions import override
 from etude.agent.completions import Completion, FinishReason, find_inconsistency
 from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.errors import UnavailableError
+from etude.common.routed_experts import RouteRows
 from etude.common.rpc import channels
 from etude.common.rpc.server import Server
 from etude.common.weights import VersionId
@@ -35,11 +36,16 @@ class SlowEngine(MemoryEngine):
     pause_s: float = 0.0
     aborts: int = 0
     requests: list[SampleRequest] = field(default_factory=list)
+    false_routes: RouteRows | None = None
+    """Experts of tokens that it sends instead of theirs."""
 
     @override
     async def generate(self, request: SampleRequest) -> AsyncGenerator[TokenChunk, None]:
         self.requests.append(request)
-        async for chunk in MemoryEngine.generate(self, request):
+        async for sampled in MemoryEngine.generate(self, request):
+            chunk = sampled
+            if self.false_routes is not None:
+                chunk = replace(sampled, routes=self.false_routes)
             await asyncio.sleep(self.pause_s)
             if self.aborts:
                 self.aborts -= 1
@@ -49,6 +55,7 @@ class SlowEngine(MemoryEngine):
                     finish=Finish.ABORT,
                     labels=chunk.labels,
                     admitted=chunk.admitted,
+                    routes=chunk.routes,
                 )
                 return
             yield chunk

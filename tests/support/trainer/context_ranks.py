@@ -12,6 +12,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from transformers import Gemma2Config, LlamaConfig, PretrainedConfig, Qwen3MoeConfig
 
 from etude.trainer.learner.gradients import accumulate_gradients, microbatch_losses
+from etude.trainer.learner.routes.recording import RouteRecording
 from etude.trainer.learner.rows import TrainingRow
 from etude.trainer.learner.sequence_packing import Microbatch, Packing
 from etude.trainer.model.activation_checkpointing import Checkpointing, checkpoint_blocks
@@ -35,11 +36,13 @@ SMALL: dict[str, Any] = {
 }
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+REPLAYED = "replayed experts"
 CASES: dict[str, tuple[PretrainedConfig, int]] = {
     "two of four ranks": (LlamaConfig(**SMALL), 2),
     "repeated key heads": (LlamaConfig(**SMALL), 4),
     "windows and caps": (Gemma2Config(**SMALL, **WINDOWS, attn_logit_softcapping=1.0), 2),
     "experts": (Qwen3MoeConfig(**SMALL, **EXPERTS), 2),
+    REPLAYED: (Qwen3MoeConfig(**SMALL, **EXPERTS), 2),
 }
 
 
@@ -63,8 +66,19 @@ class Recorder:
         return logprobs[weights.argsort()]
 
 
-def batch() -> list[TrainingRow]:
+def batch(*, has_routes: bool = False) -> list[TrainingRow]:
     """Rows of several microbatches, one of which is shorter than the ranks need to share it."""
+    return [add_routes(row) for row in plain_batch()] if has_routes else plain_batch()
+
+
+def add_routes(row: TrainingRow) -> TrainingRow:
+    """Give each token two experts by its place."""
+    first = (np.arange(row.token_ids.size)[:, None] + np.arange(LAYERS)) % 4
+    return replace(row, routes=np.stack([first, (first + 1) % 4], -1).astype(np.uint8))
+
+
+def plain_batch() -> list[TrainingRow]:
+    """Rows without recorded experts."""
     rng = np.random.default_rng(0)
     made = []
     for length in (17, 9, 40, 2, 25, 31, 3):
@@ -80,12 +94,13 @@ def batch() -> list[TrainingRow]:
 
 
 def step(
-    policy: Policy, ranks: RankGroup, *, packed: bool
+    policy: Policy, ranks: RankGroup, *, packed: bool, has_routes: bool = False
 ) -> tuple[float, dict[str, Tensor], Tensor]:
     """Loss, complete gradients and log-probs of a step."""
     recorder = Recorder()
     packing = Packing(max_tokens=60, packed=packed)
-    loss = accumulate_gradients(policy, batch(), recorder, ranks=ranks, packing=packing)
+    rows = batch(has_routes=has_routes)
+    loss = accumulate_gradients(policy, rows, recorder, ranks=ranks, packing=packing)
     grads = {}
     for name, parameter in policy.named_parameters():
         assert parameter.grad is not None
@@ -95,13 +110,33 @@ def step(
 
 
 @torch.no_grad()
-def score(policy: Policy, ranks: RankGroup) -> Tensor:
+def score(policy: Policy, ranks: RankGroup, *, has_routes: bool) -> Tensor:
     """Log-probs of a pass without gradient."""
     recorder = Recorder()
     packing = Packing(max_tokens=60, packed=True)
-    for _ in microbatch_losses(policy, batch(), recorder, ranks=ranks, packing=packing):
+    rows = batch(has_routes=has_routes)
+    for _ in microbatch_losses(policy, rows, recorder, ranks=ranks, packing=packing):
         pass
     return recorder.ordered(ranks)
+
+
+@torch.no_grad()
+def record(policy: Policy, ranks: RankGroup, *, packed: bool) -> list[Any]:
+    """Experts that the routers choose for the tokens of each row."""
+    if policy.routers.shape is None:
+        return []
+    rows = [replace(row, number=number) for number, row in enumerate(batch())]
+    recording = RouteRecording(policy, rows)
+
+    def add(scores: TokenScores, microbatch: Microbatch) -> Tensor:
+        recording.add(microbatch)
+        return scores.logprobs.sum()
+
+    packing = Packing(max_tokens=60, packed=packed)
+    with recording.open():
+        for _ in microbatch_losses(policy, rows, add, ranks=ranks, packing=packing):
+            pass
+    return [row.routes for row in recording.finish(ranks)]
 
 
 def relative_difference(found: Tensor, expected: Tensor) -> float:
@@ -117,23 +152,27 @@ def count_collectives(policy: Policy, ranks: RankGroup) -> dict[str, int]:
     return {str(name): count for name, count in collectives.get_comm_counts().items()}
 
 
-def compare(folder: Path, ranks: RankGroup, config: PretrainedConfig, size: int) -> dict[str, Any]:
+def compare(
+    folder: Path, ranks: RankGroup, config: PretrainedConfig, size: int, *, has_routes: bool
+) -> dict[str, Any]:
     """Largest differences from one rank with padded rows, and the collectives of a step."""
     config.save_pretrained(folder)
     alone = RankGroup(rank=0, size=1, device=ranks.device)
     whole = load_policy(folder, seed=1)
     if getattr(config, "attn_logit_softcapping", None):
         whole.model.set_attn_implementation("eager")  # SDPA has no caps
-    expected = step(whole, alone, packed=False)
+    expected = step(whole, alone, packed=False, has_routes=has_routes)
+    chosen = record(whole, alone, packed=False)
     ranks = replace(ranks, context=build_context_group("cpu", size=size))
     policy = load_policy(folder, seed=1, ranks=ranks)
     frozen = copy_frozen(policy, ranks)
     assert isinstance(frozen, Policy)
-    loss, grads, logprobs = step(policy, ranks, packed=True)
+    recorded = record(policy, ranks, packed=True)
+    loss, grads, logprobs = step(policy, ranks, packed=True, has_routes=has_routes)
     counts = count_collectives(policy, ranks)
     checkpoint_blocks(policy.model, Checkpointing.SELECTIVE)
-    recomputed = step(policy, ranks, packed=True)[1]
-    frozen_logprobs = score(frozen, ranks)
+    recomputed = step(policy, ranks, packed=True, has_routes=has_routes)[1]
+    frozen_logprobs = score(frozen, ranks, has_routes=has_routes)
     return {
         "loss": abs(loss - expected[0]),
         "frozen copy": relative_difference(frozen_logprobs, expected[2]),
@@ -142,6 +181,10 @@ def compare(folder: Path, ranks: RankGroup, config: PretrainedConfig, size: int)
         "logprobs": relative_difference(logprobs, expected[2]),
         "largest gradient": max(float(g.abs().max()) for g in expected[1].values()),
         "collectives": counts,
+        "other experts": sum(
+            int((np.sort(ours, -1) != np.sort(theirs, -1)).sum())
+            for ours, theirs in zip(recorded, chosen, strict=True)
+        ),
     }
 
 
@@ -149,7 +192,7 @@ def compare_all(rank: int, folder: Path) -> dict[str, dict[str, Any]]:
     """The comparisons of all cases, on one of RANKS ranks."""
     ranks = join_ranks(rank=rank, size=RANKS, rendezvous=f"file://{folder}/meet")
     found = {
-        name: compare(folder / f"{name}-{rank}", ranks, config, size)
+        name: compare(folder / f"{name}-{rank}", ranks, config, size, has_routes=name == REPLAYED)
         for name, (config, size) in CASES.items()
     }
     leave_ranks(ranks)

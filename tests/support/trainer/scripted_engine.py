@@ -8,6 +8,8 @@ import grpc
 from typing_extensions import override
 
 from etude.agent.chat import ChatFormat
+from etude.common.routed_experts import RouteRows
+from etude.inference.engine.fake import route_tokens
 from etude.v1 import inference_pb2, inference_pb2_grpc, weights_pb2, weights_pb2_grpc
 
 CALL = "<tool_call><function=read_file><parameter=path>a.py</parameter></function></tool_call>"
@@ -62,6 +64,11 @@ class Engine(inference_pb2_grpc.InferenceServiceServicer):
         turn = self.chat.decode(request.prompt_token_ids).count("<|tool|>")
         ids = self.chat.completion(self.turns[turn])
         version = self.version
+        if request.HasField("routes_from"):
+            tokens = [*request.prompt_token_ids, *ids[:-1]]
+            rows = RouteRows(request.routes_from, route_tokens(tokens[request.routes_from :]))
+            for part in rows.chunks():
+                yield inference_pb2.GenerateResponse(routes=part)
         yield inference_pb2.GenerateResponse(
             token_ids=ids,
             logprobs=[-0.25] * len(ids),

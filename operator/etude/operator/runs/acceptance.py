@@ -9,7 +9,9 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.lint.messages import abbreviate_names
 from etude.common.api.lint.operator_rules import UNCOUNTED, UNCOUNTED_FIX
 from etude.common.api.run.algorithms import check_algorithm
+from etude.common.api.run.phases import Phase
 from etude.common.api.run.rewards import can_check, check_function
+from etude.common.api.run.router_replay import find_replay_problem
 from etude.common.api.run.status import RLRunStatus
 from etude.operator.actions import ClockReading
 from etude.operator.builders import pod_overrides, run_spec
@@ -69,6 +71,7 @@ def _wrong_parameters(run: RLRun, platform: Platform) -> Iterator[str]:
             yield from _check_parameters(
                 at, check, phase.algorithm.name, phase.algorithm.parameters
             )
+            yield from _wrong_replay(phase, f"spec.phases[{index}].routerReplay.mode")
     rewards = run.spec.roles.rewards
     for index, part in enumerate(rewards.functions if rewards else ()):
         at = f"spec.roles.rewards.functions[{index}].parameters"
@@ -78,6 +81,14 @@ def _wrong_parameters(run: RLRun, platform: Platform) -> Iterator[str]:
     for role in run_spec.pods_by_role(run):
         at = f"spec.roles.{role}"
         yield from pod_overrides.override_problems(run_spec.role_spec(run, role), role, at)
+
+
+def _wrong_replay(phase: Phase, at: str) -> Iterator[str]:
+    if phase.router_replay is not None and phase.algorithm is not None:
+        name, parameters = phase.algorithm.name, phase.algorithm.parameters
+        problem = find_replay_problem(phase.router_replay.mode, name, parameters)
+        if problem:
+            yield f"{at}: {problem}"
 
 
 def _check_parameters(

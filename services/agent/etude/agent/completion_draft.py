@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from etude.agent.completions import Completion, FinishReason
 from etude.agent.trajectory import PolicySpan
+from etude.common.errors import InvalidFieldError
+from etude.common.routed_experts import RouteDraft, RouteRows
 from etude.common.weights import VersionId
 from etude.v1 import inference_pb2, weights_pb2
 
@@ -28,6 +30,10 @@ class CompletionDraft:
     """Calls that sampled any of the tokens."""
     run_uids: set[str] = field(default_factory=set)
     """Runs whose versions sampled them, as far as engines name these."""
+    prompt_tokens: int = 0
+    """Of the context before the completion."""
+    routes: RouteDraft | None = None
+    """Experts of tokens of the context, if engines are asked for them."""
     _offset: int = 0
     """Tokens of earlier calls."""
     _span_offset: int = 0
@@ -39,9 +45,15 @@ class CompletionDraft:
         return self.max_tokens - len(self.token_ids)
 
     def add(self, message: inference_pb2.GenerateResponse) -> None:
-        """Append a message of the present call."""
+        """Append a message of the present call.
+
+        Raises:
+            InvalidFieldError: its experts are invalid.
+        """
         self.token_ids += message.token_ids
         self.logprobs += message.logprobs
+        if self.routes is not None and message.HasField("routes"):
+            self._add_routes(self.routes, RouteRows.read(message.routes))
         if message.run_uid:
             self.run_uids.add(message.run_uid)
         if message.spans:
@@ -50,6 +62,19 @@ class CompletionDraft:
         if message.finish_reason in _FINISHED:
             self.finish = _FINISHED[message.finish_reason]
 
+    def _add_routes(self, draft: RouteDraft, rows: RouteRows) -> None:
+        """Add rows of experts, which the call sends from where it was asked to, without gaps.
+
+        Raises:
+            InvalidFieldError: they begin elsewhere, or are of more tokens than there can be.
+        """
+        most = self.prompt_tokens + self.max_tokens
+        if rows.start != draft.end:
+            raise InvalidFieldError("routes.start", f"{rows.start} where {draft.end} was due")
+        if rows.end > most:
+            raise InvalidFieldError("routes.ids", f"rows up to {rows.end} of {most} tokens")
+        draft.add(rows)
+
     def end_call(self) -> None:
         """End the present call: without a finish reason, keep the tokens that have a version.
 
@@ -57,6 +82,8 @@ class CompletionDraft:
         """
         if self.finish is None:
             self._drop_unlabelled()
+            if self.routes is not None:
+                self.routes.cut(self.prompt_tokens + len(self.token_ids))
             if self.token_ids and self.token_ids[-1] in self.end_ids:
                 self.finish = FinishReason.STOP
             elif not self.num_left:
@@ -77,7 +104,8 @@ class CompletionDraft:
         """
         if self.finish is None:
             raise ValueError("the completion is not finished")
-        return Completion(self.token_ids, self.logprobs, self.spans, self.finish)
+        rows = None if self.routes is None else self.routes.rows()
+        return Completion(self.token_ids, self.logprobs, self.spans, self.finish, rows)
 
     def _drop_unlabelled(self) -> None:
         """Drop tokens without a log-probability, or without a span that joins those before."""

@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from etude.agent.trajectory import PolicySpan
+from etude.common.routed_experts import RouteRows
 
 _LOGPROB_ROUNDING = 1e-3
 """A log-probability is at most 0, up to the rounding of a softmax in bfloat16."""
@@ -34,6 +35,9 @@ class Completion(NamedTuple):
     spans: Sequence[PolicySpan]
     """Cover [0, N) in order."""
     finish: FinishReason
+    routes: RouteRows | None = None
+    """Experts of tokens of prompt and completion, by position in the context; None where none are
+    recorded."""
 
 
 def find_inconsistency(

@@ -24,7 +24,7 @@ from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import Toolset
 from etude.agent.trajectory import ContextLink, LinkDraft, RolloutCosts, RolloutEnding
 from etude.agent.turns import LaterSteps, PlatformFaultError, PolicyConversation, PolicyTurn
-from etude.common.errors import EtudeError
+from etude.common.errors import EtudeError, InvalidFieldError
 
 log = logging.getLogger(__name__)
 _TRACER = trace.get_tracer("etude.agent")
@@ -323,7 +323,10 @@ class TokenPolicy(PolicyConversation):
                 raise PlatformFaultError(f"sampler: {wrong}")
             span.set_attributes(_usage(len(prompt), completion))
         self.costs.token_seconds += time.monotonic() - started
-        self.link.append_sampled(completion.token_ids, completion.logprobs, completion.spans)
+        try:
+            self.link.append_sampled(*completion[:3], completion.routes)
+        except InvalidFieldError as error:
+            raise PlatformFaultError(f"sampler: {error}") from error
         return completion.token_ids
 
 

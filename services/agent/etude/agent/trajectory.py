@@ -1,10 +1,11 @@
 """Trajectory of a rollout: exact tokens, their authorship, tool calls, costs and ending."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
+from etude.common.routed_experts import ExpertIds, RouteDraft, RouteRows
 from etude.common.weights import VersionId
 
 MAX_RESULT_BYTES = 4096
@@ -48,6 +49,8 @@ class ContextLink:
     """Read only where the mask is 1. [T]"""
     spans: Sequence[PolicySpan]
     """Cover exactly the sampled tokens."""
+    routes: ExpertIds | None = None
+    """Experts that each token took in the engine; None where none were recorded. [T, M, k]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +117,7 @@ class LinkDraft:
     loss_mask: bytearray
     sampler_logprobs: list[float]
     spans: list[PolicySpan]
+    routes: RouteDraft = field(default_factory=RouteDraft)
 
     @classmethod
     def start(cls, prompt: Sequence[int]) -> "LinkDraft":
@@ -129,7 +133,11 @@ class LinkDraft:
         self.sampler_logprobs += [0.0] * len(token_ids)
 
     def append_sampled(
-        self, token_ids: Sequence[int], logprobs: Sequence[float], spans: Sequence[PolicySpan]
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        spans: Sequence[PolicySpan],
+        routes: RouteRows | None = None,
     ) -> None:
         """Append tokens that the policy sampled; the spans count from the first of them."""
         offset = len(self.token_ids)
@@ -138,14 +146,18 @@ class LinkDraft:
         self.sampler_logprobs += logprobs
         for span in spans:
             self.spans.append(span._replace(start=span.start + offset, end=span.end + offset))
+        if routes is not None:
+            self.routes.add(routes)
 
     def finish(self) -> ContextLink:
         """The finished link."""
+        routes = self.routes.pad_to(len(self.token_ids))
         return ContextLink(
             token_ids=self.token_ids,
             loss_mask=bytes(self.loss_mask),
             sampler_logprobs=self.sampler_logprobs,
             spans=self.spans,
+            routes=None if routes is None else routes.ids,
         )
 
 

@@ -72,6 +72,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 given = sampled if lending is None else lending.until_recalled(sampled)
                 async with contextlib.aclosing(given) as pieces:
                     async for piece in pieces:
+                        for part in () if piece.routes is None else piece.routes.chunks():
+                            yield inference_pb2.GenerateResponse(routes=part)
                         yield call.response(piece)
 
     @override
@@ -89,6 +91,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             max_model_len=info.max_model_len,
             max_concurrent=info.max_concurrent,
             http_port=self.http_port,
+            records_routes=info.records_routes,
         )
 
     @override

@@ -31,6 +31,7 @@ def test_ranks_that_share_rows_make_the_step_of_one(
     assert differences["largest gradient"] > 0.01
     for figure in ("loss", "gradients", "recomputed", "logprobs", "frozen copy"):
         assert differences[figure] <= 1e-6, figure
+    assert differences["other experts"] == 0
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
+from etude.common.routed_experts import ExpertIds, RouteRows
 from etude.common.weights import VersionId
 from etude.common.weights.replicas.live_weights import LiveWeights, slice_regions
 from etude.common.weights.tensors.schema import Schema
@@ -136,7 +137,11 @@ class MemoryEngine(PolicyEngine, ForwardGate):
                     finish = Finish.STOP
                     break
                 if len(tokens) - sent >= chunk_tokens and len(tokens) < request.max_tokens:
-                    chunk = TokenChunk(token_ids=tokens[sent:], logprobs=[-1.0] * chunk_tokens)
+                    chunk = TokenChunk(
+                        token_ids=tokens[sent:],
+                        logprobs=[-1.0] * chunk_tokens,
+                        routes=_new_routes(request, tokens, sent),
+                    )
                     sent = len(tokens)
                     if not request.stream:
                         chunk = replace(chunk, labels=list(labels), admitted=admitted)
@@ -150,8 +155,28 @@ class MemoryEngine(PolicyEngine, ForwardGate):
             finish=finish,
             labels=labels,
             admitted=admitted,
+            routes=_new_routes(request, tokens, sent),
         )
 
     def _next_token(self, label: str, prefix: Sequence[int]) -> int:
         digest = hashlib.sha256(f"{label}:{prefix}".encode()).digest()
         return int.from_bytes(digest[:4], "little") % self.info.vocab_size
+
+
+ROUTE_LAYERS, ROUTE_CHOICES, EXPERTS = 2, 2, 4
+
+
+def route_tokens(token_ids: Sequence[int]) -> ExpertIds:
+    """Experts that the fake engine's tokens take. [P, M, k]."""
+    ids = np.asarray(token_ids)[:, None, None] + np.arange(ROUTE_LAYERS)[:, None]
+    found: ExpertIds = ((ids + np.arange(ROUTE_CHOICES)) % EXPERTS).astype(np.uint8)
+    return found
+
+
+def _new_routes(request: SampleRequest, tokens: Sequence[int], sent: int) -> RouteRows | None:
+    """Experts of the tokens behind those that were sent, but not of the newest."""
+    if request.routes_from is None:
+        return None
+    whole = [*request.prompt_token_ids, *tokens]
+    start = len(request.prompt_token_ids) + sent - 1 if sent else request.routes_from
+    return RouteRows(start, route_tokens(whole[start:-1]))

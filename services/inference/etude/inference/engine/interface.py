@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from etude.common.routed_experts import RouteRows
 from etude.common.weights import VersionId
 from etude.inference.swap.coordinator import SwapCoordinator
 
@@ -21,6 +22,8 @@ class EngineInfo:
     max_concurrent: int
     recomputes_kv_cache: bool = False
     """True if running requests recompute their KV cache at each swap."""
+    records_routes: bool = False
+    """True if requests may ask for the experts of their tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,8 @@ class SampleRequest:
     """Without stream: tokens of one labelled chunk; 0 for one chunk at the end."""
     rollout: str = ""
     """Rollout that the request is a turn of, to share cached prefixes; empty for none."""
+    routes_from: int | None = None
+    """Position from which on the experts of tokens are asked for; None: of no token."""
 
 
 class Finish(Enum):
@@ -67,6 +72,9 @@ class TokenChunk:
     """Of the completion up to and with this chunk; in a stream only in the last chunk."""
     admitted: VersionId | None = None
     """Version that was live when the request entered the engine; in chunks with labels."""
+    routes: RouteRows | None = None
+    """Experts of tokens that no chunk before has, if they were asked for. The newest token has
+    none: the next forward pass processes it."""
 
 
 class PolicyEngine(Protocol):

@@ -16,7 +16,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from etude.common.errors import Problem, UnavailableError, UserError
+from etude.common.errors import InvalidFieldError, Problem, UnavailableError, UserError
 from etude.common.weights import VersionId
 from etude.inference.engine import arguments as engine_arguments
 from etude.inference.engine.core import threaded_core
@@ -30,13 +30,14 @@ from etude.inference.engine.interface import (
 )
 from etude.inference.engine.plugin import BACKEND, SET_SPECULATION
 from etude.inference.engine.prefix_cache import PrefixCacheSalts
+from etude.inference.engine.route_reader import RouteReader
 from etude.inference.engine.speculation import EngineCounts, SpeculativeEngine, read_registry
 from etude.inference.settings import EngineOptions
 from etude.inference.swap.coordinator import SwapCoordinator
 from etude.inference.swap.forward_gate import ForwardGate
 from etude.inference.swap.ranks import Ranks
 from etude.inference.worker.extension import WeightWorker
-from etude.inference.worker.route_recorder import Ids
+from etude.inference.worker.route_recorder import ROUTES_FROM
 
 CPU_BLOCK_SIZE = 32
 """Tokens that share one KV block; the CPU kernels take multiples of 32, and prefixes are shared in
@@ -117,6 +118,7 @@ class Replica(PolicyEngine, ForwardGate, SpeculativeEngine):
             max_model_len=config.max_model_len,
             max_concurrent=options.max_concurrent,
             recomputes_kv_cache=options.recompute_kv or options.prefix_cache == "Reset",
+            records_routes=config.is_moe and config.enforce_eager and options.follows_store,
         )
         self.prefix_cache = PrefixCacheSalts(options.prefix_cache, options.sticky_lag)
         self._salt_by_request: dict[str, str] = {}
@@ -125,6 +127,8 @@ class Replica(PolicyEngine, ForwardGate, SpeculativeEngine):
         self._gate.set()
         self.llm.gate = self._gate
         self._label: VersionId | None = None
+        self._is_recording = False
+        self._recording_lock = asyncio.Lock()
 
     @property
     @override
@@ -140,7 +144,9 @@ class Replica(PolicyEngine, ForwardGate, SpeculativeEngine):
     async def generate(self, request: SampleRequest) -> AsyncGenerator[TokenChunk, None]:
         # A request that waited is admitted under the version that is live afterwards.
         await self._gate.wait()
-        oldest = None
+        oldest, routes = None, RouteReader.of(request, self._call_workers)
+        if routes is not None:
+            await self._record_routes()
         if self._label is not None:
             oldest, salt = self.prefix_cache.admit(self._label, request.rollout)
             self._salt_by_request[request.request_id] = salt
@@ -156,9 +162,35 @@ class Replica(PolicyEngine, ForwardGate, SpeculativeEngine):
                         if chunk.finish is None and request.chunk_tokens:
                             labels = self._labels(request.request_id, num_tokens)
                             chunk = replace(chunk, labels=labels, admitted=oldest)
+                        if routes is not None:
+                            chunk = replace(chunk, routes=await routes.read_new(num_tokens))
                         yield chunk
+            if routes is not None:
+                await routes.forget()
         finally:
             self._salt_by_request.pop(request.request_id, None)
+
+    async def _record_routes(self) -> None:
+        """Record the experts of requests from now on; repeatable.
+
+        Raises:
+            InvalidFieldError: the workers cannot.
+        """
+        async with self._recording_lock:
+            if self._is_recording:
+                return
+            for problem in await self._call_workers("record_routes"):
+                if problem:
+                    raise InvalidFieldError("routes_from", problem)
+            # Prefixes that were cached before have no experts.
+            with _vllm_errors():
+                await self.llm.engine_core.reset_prefix_cache_async(reset_running_requests=True)
+            self._is_recording = True
+
+    async def _call_workers(self, method: str, *args: object) -> Sequence[Any]:
+        with _vllm_errors():
+            answers: Sequence[Any] = await self.llm.collective_rpc(method, args=args)
+        return answers
 
     def _labels(self, request_id: str, num_tokens: int) -> list[LabelSpan]:
         """Labels of the first tokens of a running request; vLLM gives them at its end only."""
@@ -214,30 +246,6 @@ class Replica(PolicyEngine, ForwardGate, SpeculativeEngine):
             await self.llm.engine_core.resume_scheduler_async()
         self._gate.set()
 
-    async def record_routes(self) -> None:
-        """Record the experts of each token of later requests.
-
-        Raises:
-            UnavailableError: the engine failed.
-            ValueError: the model has no experts, or routers that cannot be observed.
-        """
-        with _vllm_errors():
-            await self.llm.collective_rpc("record_routes")
-
-    async def take_routes(self, request_id: str) -> Ids | None:
-        """Take out the experts of a finished request's tokens; None if none were recorded.
-
-        The last sampled token has none: the next prompt processes it. [positions, layers, choices].
-
-        Raises:
-            UnavailableError: the engine failed.
-        """
-        with _vllm_errors():
-            found: list[Ids | None] = await self.llm.collective_rpc(
-                "take_routes", args=(request_id,)
-            )
-        return found[0]
-
     @override
     async def set_speculation(self, *, is_on: bool) -> None:
         tokens = self.options.engine.speculative_tokens if is_on else 0
@@ -280,6 +288,7 @@ def _sampling_params(request: SampleRequest) -> SamplingParams:
         detokenize=False,
         output_kind=RequestOutputKind.DELTA if in_parts else RequestOutputKind.FINAL_ONLY,
         stream_interval=None if request.stream else request.chunk_tokens or None,
+        extra_args=None if request.routes_from is None else {ROUTES_FROM: request.routes_from},
     )
 
 

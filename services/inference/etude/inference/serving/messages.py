@@ -42,6 +42,8 @@ def sample_request(request: inference_pb2.GenerateRequest, info: EngineInfo) -> 
         )
     if request.message_tokens < 0:
         raise InvalidFieldError("message_tokens", f"is {request.message_tokens}, must be >= 0")
+    routes_from = request.routes_from if request.HasField("routes_from") else None
+    _check_routes_from(routes_from, len(prompt), info)
     return SampleRequest(
         request_id=request.request_id,
         prompt_token_ids=prompt,
@@ -52,7 +54,21 @@ def sample_request(request: inference_pb2.GenerateRequest, info: EngineInfo) -> 
         stream=request.stream,
         chunk_tokens=request.message_tokens,
         rollout=request.episode,
+        routes_from=routes_from,
     )
+
+
+def _check_routes_from(routes_from: int | None, num_prompt: int, info: EngineInfo) -> None:
+    if routes_from is None:
+        return
+    if not info.records_routes:
+        raise InvalidFieldError(
+            "routes_from", f"this engine records no experts of {info.model}; leave it unset"
+        )
+    if not 0 <= routes_from <= num_prompt:
+        raise InvalidFieldError(
+            "routes_from", f"is {routes_from}, must be 0 to {num_prompt}, the length of the prompt"
+        )
 
 
 def _check_tokens(field: str, token_ids: list[int], info: EngineInfo) -> None:

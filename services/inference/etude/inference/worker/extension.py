@@ -4,13 +4,14 @@ from typing import Any
 
 import torch
 
+from etude.common.routed_experts import ExpertIds
 from etude.common.weights.replicas.live_weights import LiveWeights
 from etude.common.weights.tensors.schema import Schema
 from etude.inference.worker.device.live_weights import DeviceLiveWeights
 from etude.inference.worker.drafted_model import DraftedModel
 from etude.inference.worker.rank import Rank
 from etude.inference.worker.reloaded_weights import ReloadedWeights
-from etude.inference.worker.route_recorder import Ids, RouteRecorder
+from etude.inference.worker.route_recorder import RouteRecorder
 from etude.inference.worker.weight_map import Load, build_weight_map
 
 
@@ -27,18 +28,27 @@ class WeightWorker:
             self._etude_rank = Rank(self._open_live)
         return getattr(self._etude_rank, method)(*args)
 
-    def record_routes(self) -> None:
-        """Record the experts of each token from now on; repeatable.
+    def record_routes(self) -> str:
+        """Record the experts of requests that ask for them; repeatable.
 
-        Raises:
-            ValueError: the model has no experts, or routers that cannot be observed.
+        Returns:
+            Reason why they cannot be recorded; empty if they are.
         """
         if self._etude_routes is None:
-            self._etude_routes = RouteRecorder(self.model_runner)
+            try:
+                self._etude_routes = RouteRecorder(self.model_runner)
+            except ValueError as error:
+                return str(error)
+        return ""
 
-    def take_routes(self, request_id: str) -> Ids | None:
-        """Take out the experts of a request's tokens; None if none were recorded. [P, M, k]."""
-        return None if self._etude_routes is None else self._etude_routes.take(request_id)
+    def read_routes(self, request_id: str, start: int) -> ExpertIds | None:
+        """Read the experts of a request's tokens from a position on; None if there are none."""
+        return None if self._etude_routes is None else self._etude_routes.read(request_id, start)
+
+    def forget_routes(self, request_id: str) -> None:
+        """Forget the experts of a request that has ended."""
+        if self._etude_routes is not None:
+            self._etude_routes.forget(request_id)
 
     def _open_live(
         self,

@@ -7,18 +7,57 @@ Shapes: P positions of a request, M layers with experts, k choices of a token.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-Ids = NDArray[Any]
-"""Bytes, or words of two bytes where a byte does not name all experts."""
+from etude.common.routed_experts import ExpertIds
 
-MAX_REQUESTS = 4_096
-"""Requests whose ids are kept until they are asked for; the oldest are dropped."""
+ROUTES_FROM = "etude_routes_from"
+"""Extra argument of a request that asks for its experts: the first position."""
+MAX_ENDED = 256
+"""Ended requests whose ids are kept until they are read; the oldest are dropped."""
+
+
+@dataclass(slots=True)
+class RequestRoutes:
+    """Ids of one request's positions [first, end)."""
+
+    first: int
+    end: int
+    parts: list[ExpertIds] = field(default_factory=list)
+
+    def add(self, ids: ExpertIds, known: int) -> None:
+        """Add the ids of a pass that processed the positions behind the known ones.
+
+        Positions that are processed again, because a guess was wrong or the request had given its
+        room up, get the new ids.
+        """
+        while self.parts and self.end > known:
+            last = self.parts.pop()
+            kept = max(0, len(last) - (self.end - known))
+            self.end -= len(last) - kept
+            if kept:
+                self.parts.append(last[:kept])
+        self.end = known
+        self.append(ids)
+
+    def append(self, ids: ExpertIds) -> None:
+        """Append the ids of the next positions, of which those before the first are left out."""
+        own = ids[max(0, self.first - self.end) :]
+        self.end += len(ids)
+        if len(own):
+            self.parts.append(own)
+
+    def read(self, start: int) -> ExpertIds | None:
+        """Ids of the positions from start on; None if there are none. [P, M, k]."""
+        if start >= self.end or not self.parts:
+            return None
+        ids: ExpertIds = np.concatenate(self.parts)[max(0, start - self.first) :]
+        return ids
 
 
 class RouteRecorder:
@@ -30,13 +69,11 @@ class RouteRecorder:
         Raises:
             ValueError: the model has no experts, or routers that cannot be observed.
         """
+        _check_runner(runner)
         self._runner = runner
         self._step: dict[int, torch.Tensor] = {}
         """Ids of the pass under way, by layer."""
-        self._parts: dict[str, list[Ids]] = {}
-        """Ids of each request, pass by pass. [P, M, k] in all"""
-        self._lengths: dict[str, int] = {}
-        """Positions of each request that have ids."""
+        self._requests: dict[str, RequestRoutes] = {}
         layers = [module for module in runner.get_model().modules() if _is_layer(module)]
         if not layers:
             raise ValueError("the model has no experts, so there are no routes to record")
@@ -51,17 +88,23 @@ class RouteRecorder:
         self._execute: Callable[..., Any] = runner.execute_model
         runner.execute_model = self._execute_and_record
 
-    def take(self, request_id: str) -> Ids | None:
-        """Take the ids of a request out, by the id that its caller gave; None if none were kept.
+    def read(self, request_id: str, start: int) -> ExpertIds | None:
+        """Read the ids of a request from a position on, by the id that its caller gave.
 
         The last sampled token has none: it is processed with the next prompt. [P, M, k].
         """
+        name = self._name(request_id)
+        return None if name is None else self._requests[name].read(start)
+
+    def forget(self, request_id: str) -> None:
+        """Forget the ids of a request."""
+        name = self._name(request_id)
+        if name is not None:
+            del self._requests[name]
+
+    def _name(self, request_id: str) -> str | None:
         # vLLM appends eight random characters to the ids of callers.
-        name = next((n for n in self._parts if n.rpartition("-")[0] == request_id), None)
-        if name is None:
-            return None
-        del self._lengths[name]
-        return np.concatenate(self._parts.pop(name))
+        return next((n for n in self._requests if n.rpartition("-")[0] == request_id), None)
 
     def _execute_and_record(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - vLLM's
         result = self._execute(scheduler_output, *args, **kwargs)
@@ -79,26 +122,60 @@ class RouteRecorder:
         start = 0
         for index, name in enumerate(batch.req_ids):
             end = start + num_tokens[name]
-            known = int(batch.num_computed_tokens_cpu[index])
-            if self._lengths.get(name) != known:  # cached, or computed again
-                self._parts[name] = [self._cached(index, known)]
-            self._parts[name].append(ids[start:end])
-            self._lengths[name] = known + end - start
+            self._record_request(index, name, ids[start:end])
             start = end
-        while len(self._parts) > MAX_REQUESTS:
-            oldest = next(iter(self._parts))
-            del self._parts[oldest], self._lengths[oldest]
+        if len(self._requests) > MAX_ENDED:
+            self._drop_ended()
 
-    def _cached(self, index: int, length: int) -> Ids:
+    def _record_request(self, index: int, name: str, ids: ExpertIds) -> None:
+        """Record the ids of one request of a pass, if it asks for them."""
+        first = self._first_wanted(name)
+        if first is None:
+            return
+        known = int(self._runner.input_batch.num_computed_tokens_cpu[index])
+        routes = self._requests.get(name)
+        if routes is None or routes.end < known:  # cached
+            routes = self._requests[name] = RequestRoutes(first, 0)
+            routes.append(self._cached(index, known))
+        routes.add(ids, known)
+
+    def _first_wanted(self, name: str) -> int | None:
+        """First position whose ids a request asks for; None if it does not."""
+        params = self._runner.requests[name].sampling_params
+        extra = None if params is None else params.extra_args
+        first: int | None = (extra or {}).get(ROUTES_FROM)
+        return first
+
+    def _drop_ended(self) -> None:
+        ended = [name for name in self._requests if name not in self._runner.requests]
+        for name in ended[: len(ended) - MAX_ENDED]:
+            del self._requests[name]
+
+    def _cached(self, index: int, length: int) -> ExpertIds:
         """Ids of a request's first positions, whose keys and values are in the cache."""
         num_blocks = -(-length // self._block_size)
         blocks = self._runner.input_batch.block_table[0].block_table.np[index, :num_blocks]
         slots = blocks[:, None].astype(np.int64) * self._block_size + np.arange(self._block_size)
-        cached: Ids = self._by_slot[slots.ravel()[:length]]
+        cached: ExpertIds = self._by_slot[slots.ravel()[:length]]
         return cached
 
-    def _blank(self, length: int) -> Ids:
-        return np.full((length, *self._shape), self._missing, dtype=self._dtype)
+    def _blank(self, length: int) -> ExpertIds:
+        blank: ExpertIds = np.full((length, *self._shape), self._missing, dtype=self._dtype)
+        return blank
+
+
+def _check_runner(runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
+    """Refuse a runner of which this worker sees only a part.
+
+    Raises:
+        ValueError: it names the argument to change.
+    """
+    parallel = runner.parallel_config
+    if not runner.model_config.enforce_eager:
+        raise ValueError("graphs call no hooks; set enforce_eager to record experts")
+    for name in ("pipeline_parallel_size", "data_parallel_size"):
+        if getattr(parallel, name) > 1:
+            raise ValueError(f"each part of the engine has its own routers; set {name} to 1")
 
 
 def _is_layer(module: torch.nn.Module) -> bool:

@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.common.errors import EtudeError, InvalidFieldError
+from etude.common.routed_experts import ExpertIds
 from etude.common.weights import VersionId
 from etude.v1 import rollout_pb2
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
-Routes = NDArray[np.uint8] | NDArray[np.uint16]
-"""Expert ids; one that no expert has, such as the largest, is missing."""
 
 
 class NonFiniteLossError(EtudeError):
@@ -43,6 +42,14 @@ class SupervisedSequence:
             raise InvalidFieldError("weights", "must be finite and not negative")
 
 
+class StoredRoutes(NamedTuple):
+    """Place of the recorded experts of one link, in the run's store."""
+
+    key: str
+    digest: str
+    """BLAKE3 of the object, hexadecimal."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySequence:
     """One link of a rollout, exactly as it was sampled."""
@@ -58,9 +65,11 @@ class PolicySequence:
     is_current: Bools | None = None
     """True where the weights of this step sampled the token over a context that they computed too;
     None: nowhere. [T]"""
-    routes: Routes | None = None
+    routes: ExpertIds | None = None
     """Experts that each token took where it was sampled, in each layer that has some; the live
     routers choose where None. [T, M, k]"""
+    stored_routes: StoredRoutes | None = None
+    """Where the learner finds them, if they are recorded."""
 
     def __post_init__(self) -> None:
         if self.routes is not None and (
@@ -106,13 +115,8 @@ class PolicyBatch:
     advantages: NDArray[np.float64] | None = None
     """Given ones, where others have compared the rewards; computed from the rewards of each group
     where None. [R]"""
-    plausibility: float = 0.0
-    """Least part of the k-th best live score with which a recorded expert is replayed: 0 replays
-    every one, 1 none that the live router would not choose."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.plausibility <= 1:
-            raise InvalidFieldError("plausibility", f"{self.plausibility} is not from 0 to 1")
         given = self.rewards if self.advantages is None else self.advantages
         if not self.rewards.shape == self.groups.shape == self.valid.shape == given.shape:
             raise InvalidFieldError("rewards, groups, valid", "must have one entry per rollout")
@@ -193,9 +197,15 @@ def links_of(
             sampler_logprobs=np.asarray(link.sampler_logprobs, dtype=np.float32),
             rollout=index,
             is_current=_current_tokens(link, current),
+            stored_routes=_stored_routes(link),
         )
         for link in rollout.links
     )
+
+
+def _stored_routes(link: rollout_pb2.Link) -> StoredRoutes | None:
+    routes = link.routes
+    return StoredRoutes(routes.key, routes.digest) if link.HasField("routes") else None
 
 
 def _current_tokens(link: rollout_pb2.Link, current: Collection[VersionId]) -> Bools:

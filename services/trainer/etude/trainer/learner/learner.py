@@ -159,7 +159,6 @@ class Learner:
         """
         started = time.perf_counter()
         self._check_batch(batch.sequences)
-        self.policy.routers.plausibility = batch.plausibility
         state = self._current_phase()
         algorithm = self._algorithm_of(state)
         trained = rows.policy_rows(batch, algorithm)
@@ -217,7 +216,6 @@ class Learner:
             WrongStateError: the phase that was started has no algorithm.
         """
         self._check_batch(batch.sequences)
-        self.policy.routers.plausibility = batch.plausibility
         state = self._current_phase()
         trained = rows.policy_rows(batch, self._algorithm_of(state))
         return measure_divergence(

@@ -32,6 +32,7 @@ from etude.trainer.learner.checkpoint.shard_memory import ShardMemory
 from etude.trainer.learner.checkpoint.writer import StateWriter
 from etude.trainer.learner.guesses import check_head
 from etude.trainer.learner.optimiser import Optimiser
+from etude.trainer.learner.routes.replay import start_replay
 from etude.trainer.model.fsdp import RankGroup, reshard_parameters
 from etude.trainer.model.parameters import StepObserver, parameters_by_name
 from etude.trainer.model.policy import Policy, copy_frozen
@@ -138,11 +139,12 @@ class PhaseManager:
 
         Raises:
             ValueError: the phase is invalid, or the model does not allow its context extension,
-                or has no head that it trains.
+                or has no head that it trains, or no routers that replay experts.
             WrongStateError: it needs reference weights that were not kept.
         """
         algorithm = build_phase_algorithm(parsed)
         check_head(self._policy, parsed)
+        start_replay(self._policy.routers, parsed)
         reshard_parameters(self._policy)
         self._set_positions(parsed, self._policy)
         if under_way is None or under_way.phase.name != parsed.name:

@@ -4,6 +4,7 @@ A rollout may lie in several rows, on several ranks. Means over it come from pas
 over all of its rows, so that no cut into microbatches, ranks or links changes them.
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,7 @@ from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.learner.batches import Floats, PolicyBatch
 from etude.trainer.learner.divergence import Losses
 from etude.trainer.learner.objective import Objective, Reference
+from etude.trainer.learner.routes.recording import RouteRecording
 from etude.trainer.learner.rows import TrainingRow, penalise_rollouts
 from etude.trainer.learner.sequence_packing import Microbatch
 from etude.trainer.model.fsdp import RankGroup, reshard_parameters
@@ -56,7 +58,10 @@ class RowScorer:
         """
         if not rows or not needs_proximal(self.algorithm):
             return list(rows)
-        proximal = self.score_rows(rows)
+        recording = RouteRecording(self.policy, rows) if self.policy.routers.recomputes else None
+        proximal = self._record(rows, lambda scores, _: scores.logprobs, recording)
+        if recording is not None:
+            rows = recording.finish(self.ranks)
         log_rho = [
             logprobs - row.sampler_logprobs for row, logprobs in zip(rows, proximal, strict=True)
         ]
@@ -122,22 +127,30 @@ class RowScorer:
         return penalise_rollouts(rows, batch, penalties, self.algorithm), mean
 
     @torch.no_grad()
-    def _record(self, rows: Sequence[TrainingRow], value_of: Objective) -> list[Floats]:
+    def _record(
+        self,
+        rows: Sequence[TrainingRow],
+        value_of: Objective,
+        recording: RouteRecording | None = None,
+    ) -> list[Floats]:
         """Record a value of each trained token of each row, in a pass without gradient."""
         ends = np.cumsum([row.places.size for row in rows])
         numbered = [
-            replace(row, tokens=np.arange(end - row.places.size, end))
-            for row, end in zip(rows, ends, strict=True)
+            replace(row, number=number, tokens=np.arange(end - row.places.size, end))
+            for number, (row, end) in enumerate(zip(rows, ends, strict=True))
         ]
         found = torch.zeros(int(ends[-1]), dtype=torch.float32)
 
         def record(scores: TokenScores, microbatch: Microbatch) -> Tensor:
+            if recording is not None:
+                recording.add(microbatch)
             values = value_of(scores, microbatch)
             found[microbatch.tokens.cpu()] = values.float().cpu()
             return values.sum()
 
-        for _ in self.losses(numbered, record):  # each is one forward pass
-            pass
+        with contextlib.nullcontext() if recording is None else recording.open():
+            for _ in self.losses(numbered, record):  # each is one forward pass
+                pass
         reshard_parameters(self.policy)
         # A token is in one microbatch of one rank, and 0 on all others.
         return np.split(self.ranks.total(found).numpy(), ends[:-1])

@@ -31,6 +31,7 @@ from etude.trainer.learner.data.rank_exchange import (
 from etude.trainer.learner.data.stream import TokenStream
 from etude.trainer.learner.data.windows import RankExchange
 from etude.trainer.learner.dataset import SupervisedDataset, load_dataset
+from etude.trainer.learner.routes.replay import RouteLoader, replay_mode
 
 if TYPE_CHECKING:
     from etude.trainer.learner.learner import Learner
@@ -167,8 +168,14 @@ class LearnerRank:
 
     def policy_step(self, batch: PolicyBatch) -> StepResult:
         read = read_batch(self._store, batch)
+        figures: dict[str, float] = {}
+        if replay_mode(self._phase) == "Recorded":
+            ranks = ProcessGroupExchange(self._config.rank, self._config.world_size)
+            loader = RouteLoader(store=self._store, ranks=ranks)
+            read, figures = loader.load(read, self._learner.policy.routers.shape)
         with self._profile_step():
-            return self._learner.policy_step(read)
+            result = self._learner.policy_step(read)
+        return replace(result, extra={**result.extra, **figures})
 
     def measure_divergence(self, batch: PolicyBatch) -> float:
         return self._learner.measure_divergence(read_batch(self._store, batch))

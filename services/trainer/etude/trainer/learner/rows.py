@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.common.errors import WrongStateError
+from etude.common.routed_experts import ExpertIds
 from etude.trainer.algorithms import advantages
 from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.learner.batches import (
@@ -19,7 +20,6 @@ from etude.trainer.learner.batches import (
     Ints,
     PolicyBatch,
     PolicySequence,
-    Routes,
     SupervisedSequence,
 )
 
@@ -56,6 +56,8 @@ class TrainingRow:
     """Policy rows only: its rollout's place in the batch's rewards."""
     update: int = 0
     """Policy rows only: number of the batch's update that trains it."""
+    number: int = 0
+    """Number of the row in a pass over several."""
     tokens: NDArray[np.int64] = field(default_factory=_no_numbers)
     """Numbers of the trained tokens in a pass over several rows; empty where nothing is recorded
     by them. [N]"""
@@ -65,7 +67,7 @@ class TrainingRow:
     """Mean of proximal - sampler log-prob over the rollout; empty as above. [N]"""
     sequence_log_ratio: Floats = field(default_factory=_no_values)
     """Mean of trainer log-prob - anchor over the rollout, for algorithms that read it. [N]"""
-    routes: Routes | None = None
+    routes: ExpertIds | None = None
     """Experts of each token where it was sampled; None if they were not recorded. [T, M, k]"""
 
 

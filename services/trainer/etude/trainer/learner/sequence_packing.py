@@ -58,6 +58,10 @@ class Microbatch:
     """Experts to take, where rows have recorded ones. int16 [B, T, M, k]"""
     lengths: tuple[int, ...] = ()
     """Of the sequences of a packed row; empty if rows are padded. [S]"""
+    starts: tuple[int, ...] = ()
+    """Position of the first token of each training row in the flattened rows."""
+    numbers: tuple[int, ...] = ()
+    """Numbers of the training rows in a pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +167,8 @@ def collate(
         sequence_log_ratio=select([row.sequence_log_ratio for row in rows], torch.float32),
         guessing=_lay_guesses(rows, starts).to(device),
         routes=_lay_routes(rows, starts, token_ids.shape, device),
+        starts=tuple(starts.tolist()),
+        numbers=tuple(row.number for row in rows),
     )
 
 

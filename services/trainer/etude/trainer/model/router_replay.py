@@ -6,8 +6,10 @@ Shapes: B rows, T their length, M layers with experts, k choices of a token.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
@@ -49,9 +51,13 @@ class RouterReplay:
     def __init__(self, model: nn.Module, config: PretrainedConfig) -> None:
         """Hook into the routers of a model; a model without any is left as it is."""
         self._routes: Tensor | None = None
+        self._chosen: dict[int, Tensor] | None = None
+        """Experts of the last pass by layer, while they are recorded. [B * T, k] each"""
         self.plausibility = 0.0
         """Least part of the k-th best live score that a replayed expert needs; see
         etude.kernels.routing.route()."""
+        self.recomputes = False
+        """True if the passes of a batch replay the experts of the first one."""
         self.shape: RouteShape | None = None
         """None if routes of this model cannot be replayed."""
         found = list(_routers(model))
@@ -68,15 +74,31 @@ class RouterReplay:
         """
         self._routes = None if routes is None else routes.flatten(0, 1)
 
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record the experts of passes."""
+        self._chosen = {}
+        try:
+            yield
+        finally:
+            self._chosen = None
+
+    def last_choices(self) -> Tensor:
+        """Experts of the tokens of the last pass that was recorded. [B * T, M, k]."""
+        assert self._chosen is not None  # noqa: S101 - within recording()
+        return torch.stack([self._chosen[index] for index in range(len(self._chosen))], dim=1)
+
     def _hook(
         self, index: int, router: Router, config: PretrainedConfig
     ) -> Callable[[nn.Module, object, tuple[Tensor, Tensor, Tensor]], object]:
         def take_routes(
             module: nn.Module, _: object, result: tuple[Tensor, Tensor, Tensor]
         ) -> object:
+            logits, weights, ids = result
+            if self._chosen is not None:
+                self._chosen[index] = ids.detach()
             if self._routes is None:
                 return None
-            logits, weights, ids = result
             replayed = route(
                 logits,
                 k=config.num_experts_per_tok,

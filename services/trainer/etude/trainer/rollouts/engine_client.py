@@ -12,6 +12,7 @@ from etude.agent.completions import Completion
 from etude.agent.token_policy import Sampler
 from etude.common import telemetry
 from etude.common.errors import UnavailableError
+from etude.common.routed_experts import RouteDraft
 from etude.trainer.rollouts.completion_counts import CompletionCounts
 from etude.trainer.rollouts.outage import UNREACHABLE, Attempt, OutageBudget
 from etude.trainer.routing.router import CallInFlight, Router, RoutingKey
@@ -42,6 +43,12 @@ class EngineSampler(Sampler):
     """Part of the ids of its calls: an engine may still run those of a worker that died."""
     purpose: Purpose = Purpose.TRAINING
     counts: CompletionCounts = field(default_factory=CompletionCounts)
+    records_routes: bool = False
+    """True if engines are asked for the experts of tokens."""
+    _context: list[int] = field(default_factory=list)
+    """Tokens up to the end of the last completion, if experts are asked for."""
+    _num_routed: int = field(default=0)
+    """Of these, tokens whose experts were sent."""
     _calls: int = field(default=0)
     _engine: str = field(default="")
     _engine_tokens: int = field(default=0)
@@ -50,7 +57,9 @@ class EngineSampler(Sampler):
     async def generate(
         self, prompt_ids: Sequence[int], *, max_tokens: int, temperature: float, seed: int | None
     ) -> Completion:
-        draft = CompletionDraft(max_tokens, self.end_ids)
+        draft = CompletionDraft(max_tokens, self.end_ids, prompt_tokens=len(prompt_ids))
+        if self.records_routes:
+            draft.routes = RouteDraft(self._first_unrouted(prompt_ids))
         while draft.finish is None:
             request = inference_pb2.GenerateRequest(
                 prompt_token_ids=[*prompt_ids, *draft.token_ids],
@@ -63,13 +72,25 @@ class EngineSampler(Sampler):
                 ),
                 message_tokens=MESSAGE_TOKENS,
                 is_rollout=True,
+                routes_from=None if draft.routes is None else draft.routes.end,
             )
             async with self.router.token_slots.hold(self.outage.add_wait):
                 await self._sample_part(request, draft)
         num_tokens = len(draft.token_ids)
         self.counts.add(num_tokens, is_interrupted=draft.num_calls > 1)
         self.router.note_completion(num_tokens)
+        if draft.routes is not None:
+            self._context = [*prompt_ids, *draft.token_ids]
+            self._num_routed = draft.routes.end
         return draft.completion()
+
+    def _first_unrouted(self, prompt_ids: Sequence[int]) -> int:
+        """Position of the first token whose experts were not sent before.
+
+        A context that does not go on from the last completion is a new one.
+        """
+        goes_on = list(prompt_ids[: len(self._context)]) == self._context
+        return self._num_routed if goes_on else 0
 
     async def _sample_part(
         self, request: inference_pb2.GenerateRequest, draft: CompletionDraft

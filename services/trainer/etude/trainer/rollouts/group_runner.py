@@ -334,6 +334,7 @@ class GroupRunner:
                 f"stopped after waiting {outage.lost_s:.0f} s for engines or sandbox hosts"
             )
         rollout = messages.to_rollout_message(trajectory)
+        await self.history.store_routes(self._rollout_id(index), trajectory, rollout)
         try:
             rollout.diff = await environment.diff()
             rollout.steps.extend(progress.records())
@@ -376,6 +377,7 @@ class GroupRunner:
             timeout_s=self.environments.call_s,
             purpose=order.purpose,
             counts=self.completions,
+            records_routes=order.records_routes,
             attempt=recorder.call_prefix if recorder is not None else "",
         )
         trajectory = await run_rollout(

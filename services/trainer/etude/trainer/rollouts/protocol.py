@@ -53,6 +53,8 @@ class GroupRequest:
     """True if an earlier worker may have recorded turns of its rollouts."""
     rollbacks: tuple[Rollback, ...] = ()
     """Turns of versions that these abandon are not gone on from."""
+    records_routes: bool = False
+    """True if the experts that its tokens take in the engines are recorded."""
     share: int | None = None
     """The worker's share of limits.max_concurrent; all of it unless set."""
     trace: tuple[tuple[str, str], ...] = ()

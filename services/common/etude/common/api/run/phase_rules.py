@@ -81,6 +81,14 @@ PHASE_RULES: tuple[Rule, ...] = (
         field_path=".successPolicy.metric",
     ),
     Rule(
+        cel="!has(self.routerReplay) || self.type == 'ReinforcementLearning'",
+        holds=lambda s: s.router_replay is None or s.is_rl,
+        message="routerReplay is for phases of type ReinforcementLearning: others have no recorded"
+        " experts and one pass per batch",
+        fix="remove it",
+        field_path=".routerReplay",
+    ),
+    Rule(
         cel="!has(self.profile) || self.profile.firstStep <= self.maxSteps",
         holds=lambda s: s.profile is None or s.profile.first_step <= s.max_steps,
         message="profile.firstStep must not be above maxSteps: the phase ends before it",

@@ -12,6 +12,7 @@ from etude.common.api.run.context_extension import ContextExtension
 from etude.common.api.run.phase_goals import Gate, MonitorRule, SuccessPolicy
 from etude.common.api.run.phase_rules import GROUP_SIZE, PHASE_RULES, PROMPTS_PER_STEP
 from etude.common.api.run.rollout_policy import TrainingRolloutPolicy
+from etude.common.api.run.router_replay import RouterReplay
 
 MAX_RELEASE_LAG = 1
 """Trained windows by which the version of a window may be behind the trainer."""
@@ -294,6 +295,9 @@ class Phase(Model):
     """Reinforcement learning: Sync unless set."""
     rollout: TrainingRolloutPolicy | None = None
     """Reinforcement learning: limits of one rollout."""
+    router_replay: RouterReplay | None = None
+    """Reinforcement learning of mixtures of experts: the experts that tokens take in the learner;
+    those of the live routers unless set."""
     profile: StepProfile | None = None
     """Steps whose operations each learner rank writes to the run's store, as a Chrome trace:
     profiles/<phase>/step-<step>-rank-<rank>.json.gz. None unless set."""

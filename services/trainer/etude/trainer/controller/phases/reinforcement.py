@@ -32,12 +32,11 @@ from etude.trainer.controller.phases.step_accounting import StepAccounting
 from etude.trainer.controller.progress import RunFailedError
 from etude.trainer.controller.publishing.concurrency import ConcurrencyControl
 from etude.trainer.controller.publishing.in_flight import ignore_change
-from etude.trainer.controller.reporting.rows import (
-    Row,
-)
+from etude.trainer.controller.reporting.rows import Row
 from etude.trainer.controller.run import Run
 from etude.trainer.export.receipts import NonFiniteWeightsError
 from etude.trainer.learner.batches import NonFiniteLossError
+from etude.trainer.learner.routes.replay import replay_mode
 from etude.trainer.rollouts.protocol import GroupRequest
 from etude.trainer.seeding import derive_seed
 from etude.v1 import journal_pb2
@@ -342,6 +341,7 @@ class ReinforcementPhase:
             limits=self.limits,
             is_continued=is_continued,
             rollbacks=self.filter.marks.list_rollbacks(),
+            records_routes=replay_mode(self.phase) == "Recorded",
         )
 
     async def _run_group(self, group: RolloutGroup, request: GroupRequest) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from etude.agent.replay import DivergedError
+from etude.agent.trajectory import Trajectory
 from etude.common.errors import StoreError
 from etude.trainer.rollouts.protocol import GroupRequest
 from etude.trainer.rollouts.trajectories.log import TrajectoryLog
@@ -13,7 +14,8 @@ from etude.trainer.rollouts.trajectories.reader import TrajectoryReader
 from etude.trainer.rollouts.trajectories.recorded_rollout import Place, RecordedRollout
 from etude.trainer.rollouts.trajectories.recorder import RolloutRecorder
 from etude.trainer.rollouts.trajectories.resume_counts import Resume, ResumeCause, ResumeCounts
-from etude.v1 import environments_pb2
+from etude.trainer.rollouts.trajectories.stored_routes import store_routes
+from etude.v1 import environments_pb2, rollout_pb2
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +106,20 @@ class GroupHistory:
         elif rollout.turns:
             rollout.lease = None
             self._past[recorder.rollout_id] = rollout
+
+    async def store_routes(
+        self, rollout_id: str, trajectory: Trajectory, rollout: rollout_pb2.Rollout
+    ) -> None:
+        """Store the recorded experts of a rollout, where there are any, and refer to them."""
+        for place, link in enumerate(trajectory.links):
+            if link.routes is None:
+                continue
+            name = f"{rollout_id}.{place}"
+            reference = await store_routes(
+                self.log.store, link.routes, group_id=self.request.group_id, link=name
+            )
+            if reference is not None:
+                rollout.links[place].routes.CopyFrom(reference)
 
     def count_masked(self, rollout_id: str) -> None:
         """Count the turns of a rollout that is masked after its last attempt."""

@@ -12,6 +12,7 @@ from etude.agent.completions import Completion, FinishReason
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.trajectory import PolicySpan
 from etude.agent.turns import ToolCall
+from etude.common.routed_experts import RouteRows
 from etude.common.weights import VersionId
 from etude.trainer.rollouts.trajectories.rollback import Rollback
 from etude.v1 import environments_pb2, trajectory_log_pb2
@@ -134,7 +135,8 @@ def read_completion(turn: trajectory_log_pb2.TrajectoryTurn) -> Completion:
         for span in turn.spans
     ]
     finish = FinishReason.LENGTH if turn.is_cut else FinishReason.STOP
-    return Completion(list(turn.token_ids), list(turn.logprobs), spans, finish)
+    routes = RouteRows.read(turn.routes) if turn.HasField("routes") else None
+    return Completion(list(turn.token_ids), list(turn.logprobs), spans, finish, routes)
 
 
 def digest_prompt(prompt_ids: Sequence[int]) -> bytes:

@@ -25,6 +25,10 @@ from etude.trainer.rollouts.trajectories.recorded_rollout import (
 )
 from etude.v1 import environments_pb2, trajectory_log_pb2, weights_pb2
 
+MAX_ROUTES_BYTES = 4 << 20
+"""Recorded experts of one turn that the log keeps. Of a larger turn they are asked for again where
+the rollout goes on."""
+
 
 class EarlierSeconds(NamedTuple):
     """Time of turns of earlier attempts."""
@@ -109,6 +113,8 @@ class RolloutRecorder:
             is_cut=completion.finish is FinishReason.LENGTH,
             seconds=seconds,
         )
+        if completion.routes is not None and completion.routes.ids.nbytes <= MAX_ROUTES_BYTES:
+            turn.routes.CopyFrom(completion.routes.message())
         self._add(trajectory_log_pb2.TrajectoryRecord(turn=turn))
 
     def add_results(
