@@ -18,6 +18,18 @@ MISMATCH_P99 = Gauge(
     "etude_trainer_mismatch_p99",
     "99th percentile of that gap: alert on this one, because a mean hides few bad tokens.",
 )
+MISMATCH_KL = Gauge(
+    "etude_trainer_mismatch_kl",
+    "Estimate of the divergence of trainer and sampler in nats per token of the last policy step.",
+)
+REPLAYED_FRACTION = Gauge(
+    "etude_trainer_replayed_fraction",
+    "Share of the tokens of the last policy step whose recorded experts were replayed.",
+)
+UNRECORDED_ROLLOUTS = Counter(
+    "etude_trainer_unrecorded_rollouts_total",
+    "Rollouts that were trained by live routers because their recorded experts were not usable.",
+)
 CLIP_FRACTION = Gauge(
     "etude_trainer_clip_fraction",
     "Share of tokens whose importance ratio was clipped in the last policy step.",
