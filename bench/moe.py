@@ -265,7 +265,7 @@ async def learn_both(chosen: argparse.Namespace, folder: Path) -> dict[str, list
     """Train both arms of a seed from the same weights, on one engine."""
     seed: int = chosen.seed
     learner = train(folder, layers=chosen.layers, steps=chosen.steps, seed=seed)
-    learner.export("base/")
+    learner.export("base")
     store = start_run(folder)
     engine, follower = open_engine(folder, store)
     found = {}
