@@ -1,4 +1,4 @@
-"""`etude rescore`: rewards of recorded rollouts by another rubric, beside those they were given."""
+"""`etude rescore`: recorded rollouts get rewards by another rubric too."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ def rescore(  # noqa: PLR0913 - its options
     ] = None,
     first_step: Annotated[int, typer.Option(min=1, help="Counted over all phases.")] = 1,
     last_step: Annotated[
-        int | None, typer.Option(min=1, help="Counted likewise; the newest unless given.")
+        int | None, typer.Option(min=1, help="The newest unless given.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Groups at most.")] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Groups at a time.")] = 2,

@@ -29,7 +29,7 @@ from etude.trainer.rollouts.protocol import WorkerConfig
 from etude.trainer.rollouts.scoring import Scorer
 
 LEASE_S = 300
-"""Longest wait for an environment to grade in, beside the grading."""
+"""Longest wait for an environment to grade in, on top of the grading."""
 Target = Annotated[str, Field(min_length=1, max_length=512)]
 
 

@@ -39,7 +39,7 @@ class TrainedGroup:
 
 
 def is_scored(record: journal_pb2.JournalRollout) -> bool:
-    """Tell whether a rollout ended by itself and has a reward."""
+    """True if a rollout has a reward and no platform fault."""
     is_fault = record.rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT
     return record.reward.WhichOneof("result") == "reward" and not is_fault
 

@@ -29,7 +29,7 @@ class _Task(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class GroupRescorer:
-    """Scores groups again, several at a time, and records each at once."""
+    """Scores groups again, several at a time, and records each as it ends."""
 
     rebuilder: ChangeRebuilder
     scorer: Scorer
