@@ -47,7 +47,9 @@ def evaluate_base(  # noqa: PLR0913 - its options
     table: dict[str, dict[str, str]] = {}
     for model in models:
         for row in _measure(model, options):
-            if as_json:
+            if "progress" in row:
+                say(f"{model}: {row['done']} of {row['of']} {row['progress']}")
+            elif as_json:
                 print_row({"model": str(model), **row})
             else:
                 name, value = _describe(row)

@@ -15,7 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from etude.agent.chat.vocabulary import Vocabulary
 from etude.common.errors import UserError
 from etude.trainer.base_evaluation.questions import Question, measure_choices, read_questions
-from etude.trainer.base_evaluation.scoring import ModelScorer, TokenSequence, encode_continuation
+from etude.trainer.base_evaluation.scoring import ModelScorer, TokenSequence, encode_choices
+from etude.trainer.base_evaluation.shared_prompts import score_choices, split_branches
 from etude.trainer.base_evaluation.state_tracking import make_programs
 from etude.trainer.base_evaluation.texts import measure_texts, read_texts
 from etude.trainer.model.policy import load_policy
@@ -70,10 +71,60 @@ def test_scores_are_those_of_transformers_however_sequences_are_batched(
         assert found == pytest.approx(wanted, abs=1e-4)
 
 
+TOKENS = st.lists(st.integers(0, 1023), min_size=1, max_size=12)
+GROUPS = st.lists(
+    st.tuples(TOKENS, TOKENS, st.lists(TOKENS, min_size=1, max_size=4)), min_size=1, max_size=5
+)
+
+
+@given(GROUPS, st.booleans())
+def test_choices_of_one_prompt_have_the_scores_that_they_have_alone(
+    scorer: ModelScorer,
+    drawn: list[tuple[list[int], list[int], list[list[int]]]],
+    with_shared_beginning: bool,  # noqa: FBT001 - drawn
+) -> None:
+    groups = [
+        [
+            TokenSequence([*prompt, *(begin if with_shared_beginning else []), *end], len(prompt))
+            for end in endings
+        ]
+        for prompt, begin, endings in drawn
+    ]
+    reported: list[tuple[int, int]] = []
+    found = score_choices(scorer, groups, report=lambda *at: reported.append(at))
+    for scores, sequences in zip(found, groups, strict=True):
+        assert scores == pytest.approx(scorer.score(sequences), abs=1e-4)
+    assert reported[-1] == (len(groups), len(groups))
+
+
+def test_a_prompt_goes_through_the_model_once(scorer: ModelScorer) -> None:
+    seen: list[int] = []
+    layer = scorer.policy.model.get_input_embeddings()
+    hook = layer.register_forward_hook(
+        lambda _layer, inputs, _output: seen.append(inputs[0].numel())
+    )
+    prompt = list(range(1, 31))
+    groups = [[TokenSequence([*prompt, 7, digit], 30) for digit in range(100, 105)]] * 2
+    score_choices(scorer, groups)
+    assert seen == [31] * 2, "digits behind a shared space are read off one place"
+    seen.clear()
+    score_choices(scorer, [[TokenSequence([*prompt, 50 + n, 60, 70], 30) for n in range(4)]])
+    assert seen == [30, 8]
+    hook.remove()
+
+
+def test_prompts_that_were_cut_differently_are_scored_apart(scorer: ModelScorer) -> None:
+    sequences = encode_choices(
+        scorer.vocabulary, "def f(x): return x\n" * 40, [" 7", " several words"], context=64
+    )
+    assert split_branches(sequences) is None
+    assert score_choices(scorer, [sequences]) == [pytest.approx(scorer.score(sequences))]
+
+
 def test_a_continuation_is_scored_behind_a_prompt_that_may_lose_its_beginning(
     scorer: ModelScorer,
 ) -> None:
-    sequence = encode_continuation(scorer.vocabulary, "x = 1\n" * 80, " 7", context=64)
+    [sequence] = encode_choices(scorer.vocabulary, "x = 1\n" * 80, [" 7"], context=64)
     after = scorer.vocabulary.encode_text(" 7")
     assert len(sequence.token_ids) == 64
     assert [*sequence.token_ids[sequence.first :]] == after
@@ -107,10 +158,11 @@ def test_bits_per_byte_count_each_byte_of_the_text(scorer: ModelScorer) -> None:
 
 def test_the_likeliest_choice_by_byte_is_the_answer(scorer: ModelScorer) -> None:
     prompt, choices = "Question: Which?\nAnswer:", ("one", "two three")
+    sequences = encode_choices(
+        scorer.vocabulary, prompt, [f" {each}" for each in choices], context=64
+    )
     scores = [
-        scorer.score([encode_continuation(scorer.vocabulary, prompt, f" {each}", context=64)])[0]
-        / len(each)
-        for each in choices
+        score / len(each) for score, each in zip(scorer.score(sequences), choices, strict=True)
     ]
     best = scores.index(max(scores))
     right = Question(question="Which?", choices=choices, answer=best)

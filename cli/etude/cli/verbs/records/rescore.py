@@ -37,9 +37,7 @@ def rescore(  # noqa: PLR0913 - its options
         Path | None, typer.Option(help="Folder of the results; rescored/RUN unless given.")
     ] = None,
     first_step: Annotated[int, typer.Option(min=1, help="Counted over all phases.")] = 1,
-    last_step: Annotated[
-        int | None, typer.Option(min=1, help="The newest unless given.")
-    ] = None,
+    last_step: Annotated[int | None, typer.Option(min=1, help="The newest unless given.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Groups at most.")] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Groups at a time.")] = 2,
     as_json: AsJson = False,

@@ -11,7 +11,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from etude.common.errors import Problem, UserError
-from etude.trainer.base_evaluation.scoring import ModelScorer, encode_continuation
+from etude.trainer.base_evaluation.scoring import ModelScorer, Report, encode_choices
+from etude.trainer.base_evaluation.shared_prompts import score_choices
 
 
 class Question(BaseModel):
@@ -76,23 +77,31 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def measure_choices(
-    scorer: ModelScorer, questions: Sequence[Question], *, template: str = "Question: {}\nAnswer:"
+    scorer: ModelScorer,
+    questions: Sequence[Question],
+    *,
+    template: str = "Question: {}\nAnswer:",
+    report: Report | None = None,
 ) -> ChoiceFigures:
     """Answer questions by the choice with the highest log-prob for each byte.
 
-    By byte, so that a long choice has no disadvantage, whatever the tokenizer.
+    By byte, so that a long choice has no disadvantage, whatever the tokenizer. Choices of a
+    question share one pass over its prompt.
     """
-    sequences = [
-        encode_continuation(
-            scorer.vocabulary, template.format(each.question), f" {choice}", context=scorer.context
+    groups = [
+        encode_choices(
+            scorer.vocabulary,
+            template.format(each.question),
+            [f" {choice}" for choice in each.choices],
+            context=scorer.context,
         )
         for each in questions
-        for choice in each.choices
     ]
-    scores = iter(scorer.score(sequences))
     right = []
-    for each in questions:
-        by_byte = [next(scores) / len(choice.encode()) for choice in each.choices]
+    for each, scores in zip(questions, score_choices(scorer, groups, report=report), strict=True):
+        by_byte = [
+            score / len(choice.encode()) for score, choice in zip(scores, each.choices, strict=True)
+        ]
         right.append(int(np.argmax(by_byte)) == each.answer)
     accuracy = sum(right) / len(right)
     return ChoiceFigures(

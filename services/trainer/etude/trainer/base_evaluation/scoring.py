@@ -3,7 +3,7 @@
 Shapes: B rows of a batch, T their padded length, N scored tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +14,10 @@ from etude.trainer.model.policy import Policy
 
 PAD = 0
 """Id of padding, which no scored token sees."""
+
+
+Report = Callable[[int, int], None]
+"""Called with what is done, and with all of it."""
 
 
 class TokenSequence(NamedTuple):
@@ -35,13 +39,19 @@ class ModelScorer:
     batch_tokens: int = 8_192
     """Tokens of one forward pass, padding included."""
 
-    def score(self, sequences: Sequence[TokenSequence]) -> list[float]:
+    def score(
+        self, sequences: Sequence[TokenSequence], *, report: Report | None = None
+    ) -> list[float]:
         """Sum of the log-probs of each sequence's scored tokens, in nats."""
         order = sorted(range(len(sequences)), key=lambda index: len(sequences[index].token_ids))
         totals = [0.0] * len(sequences)
+        done = 0
         for batch in self._batches(order, sequences):
             for index, total in zip(batch, self._score([sequences[i] for i in batch]), strict=True):
                 totals[index] = total
+            done += len(batch)
+            if report is not None:
+                report(done, len(sequences))
         return totals
 
     def _batches(
@@ -70,10 +80,17 @@ class ModelScorer:
         return [float(part.sum()) for part in parts]
 
 
-def encode_continuation(
-    vocabulary: Vocabulary, prompt: str, continuation: str, *, context: int
-) -> TokenSequence:
-    """Encode a prompt and what follows it, which is scored; a long prompt loses its beginning."""
-    before, after = vocabulary.encode_text(prompt), vocabulary.encode_text(continuation)
-    ids = [*before, *after][-context:]
-    return TokenSequence(ids, max(1, len(ids) - len(after)))
+def encode_choices(
+    vocabulary: Vocabulary, prompt: str, choices: Sequence[str], *, context: int
+) -> list[TokenSequence]:
+    """Encode a prompt and each of its continuations, which are scored.
+
+    A long prompt loses its beginning.
+    """
+    before = vocabulary.encode_text(prompt)
+    found = []
+    for choice in choices:
+        after = vocabulary.encode_text(choice)
+        ids = [*before, *after][-context:]
+        found.append(TokenSequence(ids, max(1, len(ids) - len(after))))
+    return found

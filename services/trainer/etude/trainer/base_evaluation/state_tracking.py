@@ -1,10 +1,9 @@
 """State tracking: the value of a variable after assignments and swaps."""
 
 import random
-from collections.abc import Mapping, Sequence
 
 from etude.trainer.base_evaluation.questions import ChoiceFigures, Question, measure_choices
-from etude.trainer.base_evaluation.scoring import ModelScorer
+from etude.trainer.base_evaluation.scoring import ModelScorer, Report
 
 NAMES = ("a", "b", "c", "d", "e")
 LENGTHS = (2, 4, 8, 16, 32)
@@ -41,12 +40,8 @@ def _make_program(draw: random.Random, length: int) -> Question:
 
 
 def measure_tracking(
-    scorer: ModelScorer, *, count: int, seed: int, lengths: Sequence[int] = LENGTHS
-) -> Mapping[int, ChoiceFigures]:
-    """Accuracy by number of statements; chance is a fifth."""
-    return {
-        length: measure_choices(
-            scorer, make_programs(length, count=count, seed=seed), template=_PROGRAM
-        )
-        for length in lengths
-    }
+    scorer: ModelScorer, length: int, *, count: int, seed: int, report: Report | None = None
+) -> ChoiceFigures:
+    """Accuracy on programs of a number of statements; chance is a fifth."""
+    programs = make_programs(length, count=count, seed=seed)
+    return measure_choices(scorer, programs, template=_PROGRAM, report=report)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from etude.common.errors import Problem, UserError
-from etude.trainer.base_evaluation.scoring import ModelScorer, TokenSequence
+from etude.trainer.base_evaluation.scoring import ModelScorer, Report, TokenSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,9 @@ def _text_of(line: str, where: str) -> str:
     return text
 
 
-def measure_texts(scorer: ModelScorer, texts: list[str]) -> TextFigures:
+def measure_texts(
+    scorer: ModelScorer, texts: list[str], *, report: Report | None = None
+) -> TextFigures:
     """Score the tokens of all texts, in windows of the context that do not overlap.
 
     The first token of a window has no context, and is not scored.
@@ -90,7 +92,7 @@ def measure_texts(scorer: ModelScorer, texts: list[str]) -> TextFigures:
         parts = (ids[at : at + scorer.context] for at in range(0, len(ids), scorer.context))
         windows += [TokenSequence(part, 1) for part in parts if len(part) > 1]
     scored = sum(len(each.token_ids) - 1 for each in windows)
-    nats = -sum(scorer.score(windows))
+    nats = -sum(scorer.score(windows, report=report))
     num_bytes = sum(len(text.encode()) for text in texts)
     per_token = nats / max(1, scored)
     return TextFigures(

@@ -3,7 +3,9 @@
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -12,10 +14,12 @@ from etude.agent.chat.vocabulary import Vocabulary
 from etude.common.errors import EtudeError
 from etude.trainer.base_evaluation.questions import measure_choices, read_questions
 from etude.trainer.base_evaluation.scoring import ModelScorer
-from etude.trainer.base_evaluation.state_tracking import measure_tracking
+from etude.trainer.base_evaluation.state_tracking import LENGTHS, measure_tracking
 from etude.trainer.base_evaluation.texts import measure_texts, read_texts
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.policy import load_policy
+
+REPORT_EVERY_S = 2.0
 
 
 def load_scorer(folder: Path, *, context: int) -> ModelScorer:
@@ -31,17 +35,35 @@ def load_scorer(folder: Path, *, context: int) -> ModelScorer:
 
 
 def evaluate_model(given: argparse.Namespace) -> None:
-    """Write one line of JSON for each measure, as soon as it is known."""
+    """Write one line of JSON for each measure, as soon as it is known, and for progress."""
     scorer = load_scorer(given.folder, context=given.context)
     if given.text is not None:
         texts = read_texts(given.text, limit_bytes=given.text_kib << 10)
-        _write({"measure": "text", **measure_texts(scorer, texts).to_json()})
+        figures = measure_texts(scorer, texts, report=ProgressReport("windows of text"))
+        _write({"measure": "text", **figures.to_json()})
     if given.questions is not None:
         questions = read_questions(given.questions)
-        _write({"measure": "questions", **measure_choices(scorer, questions).to_json()})
-    tracking = measure_tracking(scorer, count=given.programs, seed=given.seed)
-    for length, figures in tracking.items():
-        _write({"measure": "tracking", "statements": length, **figures.to_json()})
+        found = measure_choices(scorer, questions, report=ProgressReport("questions"))
+        _write({"measure": "questions", **found.to_json()})
+    for length in LENGTHS:
+        report = ProgressReport(f"programs of {length} statements")
+        found = measure_tracking(
+            scorer, length, count=given.programs, seed=given.seed, report=report
+        )
+        _write({"measure": "tracking", "statements": length, **found.to_json()})
+
+
+@dataclass(slots=True)
+class ProgressReport:
+    """Writes a line of JSON on progress, every few seconds."""
+
+    what: str
+    _written_s: float = field(default_factory=time.monotonic)
+
+    def __call__(self, done: int, total: int) -> None:
+        if time.monotonic() - self._written_s >= REPORT_EVERY_S:
+            self._written_s = time.monotonic()
+            _write({"progress": self.what, "done": done, "of": total})
 
 
 def _write(row: dict[str, object]) -> None:
