@@ -1,17 +1,20 @@
 """Multi-token prediction: guesses that the engine accepts, and the speed of rollouts with them.
 
-python bench/mtp.py [--layers 6] [--steps 100]
+python bench/mtp.py [--layers 6] [--width 256] [--steps 100]
 
 A small Qwen2 model of bytes learns the project's own pages, on the CPU. Then it gets a head, which
 learns by self-distillation in as many steps. The real engine samples the same prompts with the
-head's guesses and, as the peer, without, in processes of their own: with, without, without, with.
-  acceptance   guessed tokens that were accepted, at the temperature of rollouts (1)
-  speedup      tokens a second with guesses over those without, at temperature 1
-  identical    completions at temperature 0 that are the peer's, token for token
+head's guesses and, as the peer, without, in processes of their own: with, without, without, with;
+16 rollouts at a time, then one, as when a step waits for its last rollout.
+  acceptance     guessed tokens that were accepted, at the temperature of rollouts (1)
+  speedup        tokens a second with guesses over those without, at temperature 1
+  speedup_alone  the same for one rollout at a time
+  identical      completions at temperature 0 that are the peer's, token for token
 
 Examples:
   make bench-mtp
   python bench/mtp.py --steps 20   a first look
+  python bench/mtp.py --layers 12 --width 512   where reading weights costs more than the rest
 """
 
 import argparse
@@ -51,11 +54,19 @@ from etude.trainer.learner.learner import Learner
 
 ROOT = Path(__file__).parents[1]
 
-VOCABULARY, WIDTH, CONTEXT = 320, 256, 512
+VOCABULARY, CONTEXT = 320, 512
 SEQUENCES, LENGTH = 16, 128
 """Of one step."""
-PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS, CONCURRENT = 48, 64, 96, 16
+PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 48, 64, 96
+CONCURRENT, ALONE_PROMPTS = 16, 12
 ORDER = (1, 0, 0, 1)
+CASES = {
+    "sampled": (1.0, False),
+    "greedy": (0.0, False),
+    "alone": (1.0, True),
+    "greedy_alone": (0.0, True),
+}
+"""Temperature, and True for one rollout at a time."""
 PHASE = {
     "name": "bench",
     "type": "SupervisedFineTuning",
@@ -71,15 +82,15 @@ def read_pages() -> np.ndarray:
     return np.frombuffer(b"\n\n".join(texts), np.uint8).astype(np.int32)
 
 
-def write_config(folder: Path, *, layers: int) -> None:
+def write_config(folder: Path, *, layers: int, width: int) -> None:
     """Write a model's configuration, and a tokenizer of bytes."""
     Qwen2Config(
         vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        intermediate_size=3 * WIDTH,
+        hidden_size=width,
+        intermediate_size=3 * width,
         num_hidden_layers=layers,
-        num_attention_heads=WIDTH // 64,
-        num_key_value_heads=WIDTH // 128,
+        num_attention_heads=width // 64,
+        num_key_value_heads=width // 128,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
     ).save_pretrained(folder)
@@ -134,22 +145,30 @@ def sample(folder: Path, guesses: int) -> dict[str, Any]:
 
 
 async def sample_all(engine: Any) -> dict[str, Any]:  # noqa: ANN401 - its module imports vLLM
-    """Sample with all places of the batch taken; tokens, seconds, CPU-seconds and counts."""
+    """Sample 16 at a time, then one at a time; tokens, seconds, CPU-seconds and counts."""
     pages = read_pages()
     starts = np.linspace(0, pages.size - PROMPT_TOKENS, PROMPTS).astype(int)
-    places = asyncio.Semaphore(CONCURRENT)
 
     async def complete(number: int, temperature: float) -> list[int]:
         prompt = pages[starts[number] : starts[number] + PROMPT_TOKENS].tolist()
         request = SampleRequest(
-            request_id=f"{number}-{temperature}",
+            request_id=f"{time.perf_counter_ns()}",
             prompt_token_ids=prompt,
             max_tokens=ANSWER_TOKENS,
             temperature=temperature,
             seed=number if temperature else None,
         )
-        async with places:
-            return [t async for piece in engine.generate(request) for t in piece.token_ids]
+        return [t async for piece in engine.generate(request) for t in piece.token_ids]
+
+    async def complete_all(temperature: float, *, alone: bool) -> list[list[int]]:
+        places = asyncio.Semaphore(1 if alone else CONCURRENT)
+
+        async def wait_and_complete(number: int) -> list[int]:
+            async with places:
+                return await complete(number, temperature)
+
+        numbers = range(ALONE_PROMPTS if alone else PROMPTS)
+        return await asyncio.gather(*map(wait_and_complete, numbers))
 
     def count(kind: str) -> float:
         name = f"vllm:spec_decode_num_{kind}_tokens_total"
@@ -157,12 +176,12 @@ async def sample_all(engine: Any) -> dict[str, Any]:  # noqa: ANN401 - its modul
 
     found: dict[str, Any] = {}
     await complete(0, 0.5)  # the first request is slower than others
-    for temperature in (1.0, 0.0):
+    for key, (temperature, alone) in CASES.items():
         before = (count("draft"), count("accepted"))
         started, cpu = time.perf_counter(), used_cpu()
-        done = await asyncio.gather(*(complete(n, temperature) for n in range(PROMPTS)))
+        done = await complete_all(temperature, alone=alone)
         seconds, cpu = time.perf_counter() - started, used_cpu() - cpu
-        found[str(temperature)] = {
+        found[key] = {
             "tokens": done,
             "seconds": seconds,
             "cpu": cpu,
@@ -193,21 +212,29 @@ def run_engines(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def summarise(runs: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, float]:
     """Figures over all runs of both ways."""
 
-    def total(guesses: int, temperature: str, key: str) -> float:
-        return sum(float(found[temperature][key]) for each, found in runs if each == guesses)
+    def total(guesses: int, case: str, key: str) -> float:
+        return sum(float(found[case][key]) for each, found in runs if each == guesses)
+
+    def ratio(case: str, key: str) -> float:
+        return total(0, case, key) / total(1, case, key)
 
     tokens = PROMPTS * ANSWER_TOKENS * len(ORDER) / 2
-    greedy = {guesses: found["0.0"]["tokens"] for guesses, found in runs}
+    greedy = {
+        guesses: found["greedy"]["tokens"] + found["greedy_alone"]["tokens"]
+        for guesses, found in runs
+    }
     same = [a == b for a, b in zip(greedy[1], greedy[0], strict=True)]
-    ratio = {t: total(0, t, "seconds") / total(1, t, "seconds") for t in ("1.0", "0.0")}
     return {
-        "acceptance": total(1, "1.0", "accepted") / total(1, "1.0", "drafted"),
-        "acceptance_greedy": total(1, "0.0", "accepted") / total(1, "0.0", "drafted"),
-        "speedup": ratio["1.0"],
-        "speedup_greedy": ratio["0.0"],
-        "cpu_ratio": total(0, "1.0", "cpu") / total(1, "1.0", "cpu"),
-        "tokens_per_s_with": tokens / total(1, "1.0", "seconds"),
-        "tokens_per_s_without": tokens / total(0, "1.0", "seconds"),
+        "acceptance": total(1, "sampled", "accepted") / total(1, "sampled", "drafted"),
+        "acceptance_greedy": total(1, "greedy", "accepted") / total(1, "greedy", "drafted"),
+        "speedup": ratio("sampled", "seconds"),
+        "speedup_greedy": ratio("greedy", "seconds"),
+        "speedup_alone": ratio("alone", "seconds"),
+        "speedup_greedy_alone": ratio("greedy_alone", "seconds"),
+        "cpu_ratio": ratio("sampled", "cpu"),
+        "cpu_ratio_alone": ratio("alone", "cpu"),
+        "tokens_per_s_with": tokens / total(1, "sampled", "seconds"),
+        "tokens_per_s_without": tokens / total(0, "sampled", "seconds"),
         "identical_greedy": sum(same) / len(same),
     }
 
@@ -220,6 +247,7 @@ def main() -> None:
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=256, help="a multiple of 128")
     parser.add_argument("--steps", type=int, default=100, help="of the model, and of the head")
     parser.add_argument("--sample", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--guesses", type=int, help=argparse.SUPPRESS)
@@ -229,13 +257,17 @@ def main() -> None:
         os._exit(0)
     with tempfile.TemporaryDirectory(prefix="etude-mtp-") as name:
         folder = Path(name)
-        write_config(folder / "random", layers=chosen.layers)
+        write_config(folder / "random", layers=chosen.layers, width=chosen.width)
         train(folder / "random", folder / "model", steps=chosen.steps, seed=0, mtp=False)
         add_mtp_head(folder / "model", folder / "headed")
         trained = train(folder / "headed", folder / "final", steps=chosen.steps, seed=1, mtp=True)
         found = summarise(list(run_engines(folder / "final")))
     found |= {key: trained[key] for key in ("loss", "mtp_kl", "mtp_agreement")}
-    table = Table("figure", "value", title=f"{chosen.layers} layers, {chosen.steps} steps")
+    table = Table(
+        "figure",
+        "value",
+        title=f"{chosen.layers} layers, width {chosen.width}, {chosen.steps} steps",
+    )
     for key, value in found.items():
         table.add_row(key, f"{value:.3f}")
     Console().print(table)
