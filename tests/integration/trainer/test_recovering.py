@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 from tests.support.environments.pool_client import Pool
+from tests.support.free_ports import reserve_port
 from tests.support.trainer.lost_environments import Episodes, episodes_of
 
 from etude.agent import replay
 from etude.agent.turns import ToolCall
 from etude.common.errors import UnavailableError
 from etude.common.rpc import channels
-from etude.trainer.rollouts import failover
+from etude.trainer.rollouts import failover, sandbox_client
 from etude.trainer.rollouts.failover import FailoverEnvironment
 from etude.trainer.rollouts.sandbox_client import EnvironmentLostError
 from etude.v1 import environments_pb2_grpc
@@ -62,6 +63,20 @@ async def test_a_host_that_is_away_is_waited_for_until_the_broker_says_that_the_
     partners.broker.missing = {"a/0"}
     await environment.run([ToolCall("4", "read_file", "{}")])
     assert (environment.lease.lease_id, environment.tally.lost) == ("a/1/0", 1)
+
+
+async def test_a_host_that_the_broker_hears_at_another_address_is_given_up(
+    episodes: Episodes, partners: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = await begun(episodes)
+    monkeypatch.setattr(sandbox_client, "OUT_OF_REACH_S", 0.0)
+    port = reserve_port()
+    async with channels.dial(f"127.0.0.1:{port}") as nowhere:
+        environment.current.node = environments_pb2_grpc.EnvNodeServiceStub(nowhere)
+        await environment.run([RUN])
+
+    assert (environment.lease.lease_id, environment.tally.lost) == ("a/1/0", 1)
+    assert partners.node.ran[2:] == [("a/1/0", "1"), ("a/1/0", "3")]
 
 
 async def test_who_is_interrupted_in_a_replay_begins_it_again_and_loses_no_time(

@@ -47,6 +47,12 @@ class Leases:
     """By lease: set once it is gone."""
     _ended: list[str] = field(default_factory=list)
     _work: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_answered: bool = False
+
+    @property
+    def is_answered(self) -> bool:
+        """True if the broker answered when leases were last renewed."""
+        return self._is_answered
 
     async def launch(
         self, request: environments_pb2.LaunchBatchRequest
@@ -158,11 +164,13 @@ class Leases:
             try:
                 answer = await self.broker.RenewLeases(request, timeout=channels.CONTROL_DEADLINE_S)
             except grpc.aio.AioRpcError as error:
+                self._is_answered = False
                 if not left or error.code() is not grpc.StatusCode.UNAVAILABLE:
                     log.warning("leases not renewed: %s", error.details())
                     return
                 await asyncio.sleep(RETRY_S)
             else:
+                self._is_answered = True
                 for lease_id in answer.missing_lease_ids:
                     self._forget(lease_id)
                 return

@@ -1,8 +1,9 @@
 """Sandbox client: runs one rollout's tool calls in its leased environment."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import grpc
@@ -20,6 +21,8 @@ from etude.v1 import environments_pb2, environments_pb2_grpc
 MAX_DIFF_BYTES = channels.MAX_MESSAGE_BYTES * 3 // 4
 """A rollout is scored as one message, in which its calls need room too."""
 
+OUT_OF_REACH_S = 30.0
+"""A host that the broker hears, and that does not answer here for so long, has another address."""
 
 _T = TypeVar("_T")
 
@@ -48,6 +51,11 @@ class LeaseHolder(Protocol):
         """Wait until it is known to be gone."""
         ...
 
+    @property
+    def is_answered(self) -> bool:
+        """True if the broker answered when it was last asked."""
+        ...
+
 
 @dataclass(slots=True)
 class SandboxClient(RolloutEnvironment):
@@ -64,6 +72,8 @@ class SandboxClient(RolloutEnvironment):
     timeout_s: float
     known: set[str] | None = None
     """Ids of all calls in the lease, if another worker had it before: any more are a loss."""
+    _unreached_since_s: float | None = field(default=None, init=False)
+    """Since when the host does not answer, although the broker hears it."""
 
     @override
     async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolOutcome]:
@@ -123,11 +133,14 @@ class SandboxClient(RolloutEnvironment):
         while True:
             async with self.outage.count_outage(f"node {self.lease.endpoint}"):
                 try:
-                    return await self._race_lease_loss(ask())
+                    answer = await self._race_lease_loss(ask())
                 except grpc.aio.AioRpcError as error:
                     if await self._is_lost(error.code()):
                         raise self._lost(error.details() or "the lease is gone") from error
                     raise
+                else:
+                    self._unreached_since_s = None
+                    return answer
 
     async def _race_lease_loss(self, asking: Coroutine[None, None, _T]) -> _T:
         """Await a call, or the loss of the lease: a frozen host would never end the call."""
@@ -151,7 +164,23 @@ class SandboxClient(RolloutEnvironment):
         if code is grpc.StatusCode.FAILED_PRECONDITION:
             # Its former worker ran calls that it did not record.
             return self.known is not None
-        return code in UNREACHABLE and await self.holding.is_gone(self.lease.lease_id)
+        if code not in UNREACHABLE:
+            return False
+        return await self.holding.is_gone(self.lease.lease_id) or self._is_out_of_reach(code)
+
+    def _is_out_of_reach(self, code: grpc.StatusCode) -> bool:
+        """True once a host that the broker hears has not answered for long.
+
+        A host that dies is given up by its broker within seconds. One that came back elsewhere
+        is heard there, with its leases, which still name its old address.
+        """
+        if code is not grpc.StatusCode.UNAVAILABLE or not self.holding.is_answered:
+            self._unreached_since_s = None
+            return False
+        now_s = time.monotonic()
+        if self._unreached_since_s is None:
+            self._unreached_since_s = now_s
+        return now_s - self._unreached_since_s > OUT_OF_REACH_S
 
     def _lost(self, why: str) -> EnvironmentLostError:
         return EnvironmentLostError(f"lease {self.lease.lease_id} on {self.lease.endpoint}: {why}")
