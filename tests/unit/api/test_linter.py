@@ -168,6 +168,13 @@ def test_more_updates_than_groups_of_a_step_are_found() -> None:
     assert "or raise promptsPerStep" in finding.fix
 
 
+def test_replay_that_does_not_fit_the_updates_of_a_batch_is_found() -> None:
+    finding = only(changed(RUN, "DrGRPO", "GSPO\n    routerReplay: {mode: Recorded}"))
+    assert finding.field == "spec.phases[0].routerReplay.mode"
+    assert "4 updates per batch move away" in finding.what
+    assert finding.fix == "set Recompute"
+
+
 def test_a_parameter_that_sits_one_level_up_is_told_so() -> None:
     finding = only(changed(RUN, "DrGRPO", "DrGRPO\n      parameters: {groupsize: 4}"))
     assert finding.fix == (

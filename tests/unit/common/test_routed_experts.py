@@ -35,6 +35,7 @@ def test_rows_of_a_long_prompt_travel_in_bounded_messages(dtype: type) -> None:
     [
         ("layers", {"layers": 0}),
         ("layers", {"layers": 1 << 20}),
+        ("layers", {"layers": 1_000, "choices": 8}),
         ("choices", {"choices": -1}),
         ("choices", {"choices": 65}),
         ("id_bytes", {"id_bytes": 4}),

@@ -20,7 +20,9 @@ ROUTES = "routes/"
 CHUNK_BYTES = 1 << 20
 """Bytes of ids in one message of a stream."""
 MAX_LAYERS, MAX_CHOICES = 1_024, 64
-"""Of a message; a row of the largest fits into a chunk."""
+"""Of a message."""
+MAX_ROW_BYTES = 4_096
+"""Of one token: 128 layers with 16 choices of two bytes."""
 
 
 class RouteRows(NamedTuple):
@@ -51,6 +53,10 @@ class RouteRows(NamedTuple):
         if message.start < 0:
             raise InvalidFieldError("routes.start", f"{message.start} is negative")
         row_bytes = message.layers * message.choices * message.id_bytes
+        if row_bytes > MAX_ROW_BYTES:
+            raise InvalidFieldError(
+                "routes.layers", f"{row_bytes} bytes a token; {MAX_ROW_BYTES} are the limit"
+            )
         if len(message.ids) % row_bytes:
             raise InvalidFieldError(
                 "routes.ids", f"{len(message.ids)} bytes are no multiple of {row_bytes}"

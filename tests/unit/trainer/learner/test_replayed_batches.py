@@ -13,7 +13,7 @@ from etude.common.blobs import MemoryStore
 from etude.common.errors import InvalidFieldError, StoreError
 from etude.common.routed_experts import ExpertIds, RouteRows
 from etude.trainer.learner.batches import PolicyBatch, PolicySequence, StoredRoutes
-from etude.trainer.learner.routes.replay import RouteLoader, start_replay
+from etude.trainer.learner.routes.replay import RouteLoader, copy_routes, start_replay
 
 T = TypeVar("T")
 SHAPE = (2, 2)
@@ -216,3 +216,24 @@ def test_experts_that_a_batch_has_already_are_replaced_by_those_of_the_store(
     given = replace(given, sequences=(first, *given.sequences[1:]))
     found, _ = RouteLoader(store=store, ranks=Ranks()).load(given, SHAPE)
     assert found.sequences[0].routes is None
+
+
+def test_a_replayed_step_has_copies_of_the_experts_that_are_still_there(
+    store: MemoryStore, stored: list[StoredRoutes | None]
+) -> None:
+    gone, copies = stored[2], MemoryStore()
+    assert gone is not None
+    store.delete([gone.key])
+    store.put("secret", b"x")
+    given = batch(
+        [
+            stored[0],
+            StoredRoutes(
+                "secret",
+                "",
+            ),
+            gone,
+        ]
+    )
+    copy_routes(store, copies, given.sequences)
+    assert [info.key for info in copies.list("")] == ["routes/g/g-0"]

@@ -53,10 +53,14 @@ class RequestRoutes:
             self.parts.append(own)
 
     def read(self, start: int) -> ExpertIds | None:
-        """Ids of the positions from start on; None if there are none. [P, M, k]."""
+        """Ids of the positions from start on; None if there are none. [P, M, k].
+
+        Those before are not kept: no caller reads a position twice.
+        """
         if start >= self.end or not self.parts:
             return None
         ids: ExpertIds = np.concatenate(self.parts)[max(0, start - self.first) :]
+        self.first, self.parts = max(start, self.first), [ids]
         return ids
 
 

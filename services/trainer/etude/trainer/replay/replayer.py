@@ -10,8 +10,10 @@ from etude.common.run_folder.record import RunRecord
 from etude.common.stores import download_objects
 from etude.trainer.contents.objects import copy_objects
 from etude.trainer.controller.admission.groups import build_policy_batch
+from etude.trainer.learner.batch_reader import read_batch
 from etude.trainer.learner.batches import StepResult
 from etude.trainer.learner.protocol import Learners
+from etude.trainer.learner.routes.replay import copy_routes, replay_mode
 from etude.trainer.replay.differences import StepVerdict, judge_step
 from etude.trainer.replay.history import RecordedStep, StepHistory
 from etude.v1 import rollout_content_pb2
@@ -77,6 +79,9 @@ class StepReplayer:
         copy_objects(
             self.source, self.states, [parse(each.content).tokens for each in batch.stored]
         )
+        if replay_mode(step.phase) == "Recorded":
+            batch = read_batch(self.states, batch)
+            copy_routes(self.source, self.states, batch.sequences)
         return await self.learners.policy_step(batch)
 
     def _shown_ids(self, step: RecordedStep) -> Sequence[str] | None:

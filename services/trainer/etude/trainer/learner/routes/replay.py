@@ -164,6 +164,22 @@ def read_routes(
     return rows.ids
 
 
+def copy_routes(source: Store, target: Store, sequences: Sequence[PolicySequence]) -> None:
+    """Copy the recorded experts of sequences to the same keys of another store.
+
+    Those that are gone, or are not below routes/, are left out: their rollouts are trained without.
+
+    Raises:
+        StoreError: a store does not answer.
+    """
+    keys = {each.stored_routes.key for each in sequences if each.stored_routes is not None}
+    for key in sorted(each for each in keys if each.startswith(ROUTES)):
+        try:
+            target.put(key, source.get(key))
+        except (MissingError, InvalidFieldError) as error:
+            log.warning("recorded experts are left out: %s", error)
+
+
 def _figures(sequences: Sequence[PolicySequence], refused: set[int]) -> dict[str, float]:
     """Share of the tokens whose experts are replayed, and rollouts without any."""
     tokens = sum(len(sequence.token_ids) for sequence in sequences)
