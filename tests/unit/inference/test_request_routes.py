@@ -1,0 +1,44 @@
+"""Recorded experts of one request: each position once, the newest pass over it counts."""
+
+import numpy as np
+
+from etude.common.routed_experts import ExpertIds
+from etude.inference.worker.route_recorder import RequestRoutes
+
+
+def ids(*values: int) -> ExpertIds:
+    found: ExpertIds = np.array(values, dtype=np.uint8).reshape(-1, 1, 1)
+    return found
+
+
+def read(routes: RequestRoutes, start: int) -> list[int]:
+    found = routes.read(start)
+    return [] if found is None else found.ravel().tolist()
+
+
+def test_passes_follow_each_other_from_the_first_position_that_is_asked_for() -> None:
+    routes = RequestRoutes(3, 0)
+    routes.append(ids(0, 1))  # cached
+    routes.add(ids(2, 3, 4), known=2)
+    routes.add(ids(5), known=5)
+    assert read(routes, 3) == [3, 4, 5]
+    assert read(routes, 6) == []
+    routes.add(ids(6), known=6)
+    assert read(routes, 6) == [6]
+
+
+def test_guesses_that_were_wrong_are_replaced() -> None:
+    routes = RequestRoutes(0, 0)
+    routes.add(ids(0, 1, 2), known=0)
+    routes.add(ids(3, 40, 50), known=3)
+    routes.add(ids(4, 5, 6), known=4)
+    assert read(routes, 0) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_request_that_starts_again_has_the_experts_of_its_last_passes() -> None:
+    routes = RequestRoutes(2, 0)
+    routes.add(ids(0, 1, 2, 3), known=0)
+    assert read(routes, 2) == [2, 3]
+    routes.add(ids(10, 11), known=0)
+    routes.add(ids(12, 13, 14), known=2)
+    assert read(routes, 4) == [14]
