@@ -103,3 +103,17 @@ def test_ranks_of_a_context_group_train_each_token_of_a_row_once(
         parts.append(part)
     trained = torch.cat([part.weights for part in parts]).tolist()
     assert trained == [weight for row in rows for weight in row.weights.tolist()]
+
+
+@given(lengths=LENGTHS, ranks=st.integers(1, 5), max_tokens=st.integers(1, 1_000), cost=COSTS)
+def test_ranks_take_no_more_microbatches_than_all_sequences_together(
+    lengths: list[int], ranks: int, max_tokens: int, cost: SequenceCost
+) -> None:
+    plan = plan_microbatches(lengths, ranks=ranks, max_tokens=max_tokens, cost=cost, packed=True)
+    (alone,) = plan_microbatches(lengths, ranks=1, max_tokens=max_tokens, packed=True)
+    assert len(plan[0]) <= -(-len(alone) // ranks)
+
+
+def test_shares_of_equal_cost_that_fill_no_microbatch_are_packed_together() -> None:
+    plan = plan_microbatches([6, 5, 4, 3, 2], ranks=2, max_tokens=10, packed=True)
+    assert plan == (((0, 2),), ((1, 3, 4),)), "6, 3, 2 and 5, 4 would cost as much, in two passes"
