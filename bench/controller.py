@@ -3,9 +3,11 @@
 python bench/controller.py [--in-flight 10000] [--steps 12] [--tokens 512] [--median 0.05]
 
 A whole run of the real controller on a folder; workers end rollouts by a seeded plan of log-normal
-durations, and a training step takes no time. A transition is a group that is admitted, becomes
-ready, or goes into a batch. The limits beside it, in the same call: an event loop in which the same
-rollouts end and nothing else happens, and a file with one fsync for each record.
+durations, and a training step takes no time. Two processes beside it write the tokens of rollouts
+to the store of the run, as rollout workers do. Nobody reads them here, as learner ranks would, or
+writes rollouts for people. A transition is a group that is admitted, becomes ready, or goes into a
+batch. The limits beside it, in the same call: an event loop in which the same rollouts end and
+nothing else happens, and a file with one fsync for each record.
 
 Examples:
   make bench-trainer

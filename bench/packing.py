@@ -5,8 +5,8 @@ python bench/packing.py [--sequences 512] [--ranks 8] [--tokens 32768]
 Lengths are log-normal. Ranks wait for each other at each microbatch, as all have collectives: the
 efficiency is the mean of their tokens over the most of any rank, summed over microbatches; padding
 would count as nothing. The fill is tokens over the room of all microbatches, the most tokens each.
-Each rank has the same number of microbatches, so that no plan fills more than the bound: tokens over
-the room of the least such number.
+Each rank has the same number of microbatches, so that no plan fills more than the bound: tokens
+over the room of the least such number.
 verl 0.9.1 runs in an environment of its own, which this script installs.
 
 Examples:

@@ -1,6 +1,7 @@
 """A whole run of the real controller, with workers that end rollouts by a seeded plan.
 
-A rollout lasts a log-normal time and returns a record of a fixed number of tokens.
+A rollout lasts a log-normal time, and has a fixed number of tokens, which processes beside the
+controller write to the store of the run.
 """
 
 import asyncio
@@ -8,24 +9,25 @@ import random
 import resource
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from typing_extensions import override
 
-from controller_bench.run import RunShape, audit, open_controller, train_to_end
+from controller_bench.run import RemoteLearners, RunShape, audit, take_over, train_to_end
+from controller_bench.writer import GroupJob, WriterProcess
 from etude.common.weights import VersionId
 from etude.trainer.controller.run import Run
 from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, RolloutWorkers
 from etude.trainer.routing.table import RoutingTable
-from etude.v1 import environments_pb2, journal_pb2, rewards_pb2, rollout_pb2, weights_pb2
+from etude.v1 import environments_pb2
 
 GROUP_SIZE, STALENESS = 8, 4
 SIGMA = 1.0
 """Of the logarithm of durations."""
-PROMPT_TOKENS = 32
+WRITERS = 2
+"""Processes that write tokens."""
 TRANSITIONS = 3
 """Of a trained group: admitted, ready, in a batch."""
 
@@ -74,12 +76,12 @@ class PlannedRollouts(RolloutWorkers):
     """Ends each rollout after a time that its seed gives."""
 
     size: FlightSize
+    writers: list[WriterProcess] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     under_way: int = 0
     most: int = 0
     began_s: float = 0.0
     began_cpu_s: float = 0.0
-    _links: dict[tuple[VersionId, VersionId], bytes] = field(default_factory=dict)
 
     def serving(self) -> VersionId:
         return self.runs[0].publishing.served or VersionId(0, 0)
@@ -91,24 +93,40 @@ class PlannedRollouts(RolloutWorkers):
         oldest = self.serving()
         self.under_way += len(order.indices)
         self.most = max(self.most, self.under_way)
-        found: dict[int, bytes] = {}
+        left = len(order.indices)
         loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
-        def end(index: int) -> None:
-            found[index] = self._record(order, index, oldest)
-            if len(found) == len(order.indices):
+        def end() -> None:
+            nonlocal left
+            left -= 1
+            self.under_way -= 1
+            if not left and not done.done():
                 done.set_result(None)
 
         draw = random.Random(order.seed)  # noqa: S311 - a simulation
-        for index in order.indices:
-            loop.call_later(self.size.median_s * draw.lognormvariate(0.0, SIGMA), end, index)
+        for _ in order.indices:
+            loop.call_later(self.size.median_s * draw.lognormvariate(0.0, SIGMA), end)
         await done
         return GroupResult(
-            records=tuple(found[index] for index in order.indices),
+            records=await self._write(order, oldest),
             retried=0,
             driver="simulated",
             isolation=environments_pb2.ISOLATION_STRONG,
         )
+
+    async def _write(self, order: GroupRequest, oldest: VersionId) -> tuple[bytes, ...]:
+        """Have the tokens of a group written."""
+        newest = self.serving()
+        job = GroupJob(
+            group_id=order.group_id,
+            task_id=order.task_id,
+            names=tuple(map(order.rollout_id, order.indices)),
+            indices=order.indices,
+            seed=order.seed,
+            oldest=(oldest.epoch, oldest.number),
+            newest=(newest.epoch, newest.number),
+        )
+        return await self.writers[order.seed % len(self.writers)].write(job)
 
     @property
     @override
@@ -118,34 +136,6 @@ class PlannedRollouts(RolloutWorkers):
     @override
     async def update_routing(self, table: RoutingTable) -> None:
         pass
-
-    def _record(self, order: GroupRequest, index: int, oldest: VersionId) -> bytes:
-        newest = self.serving()
-        self.under_way -= 1
-        name, reward = order.rollout_id(index), float((order.seed >> index) & 1)
-        rest = journal_pb2.JournalRollout(
-            rollout=rollout_pb2.Rollout(
-                rollout_id=name,
-                group_id=order.group_id,
-                task_id=order.task_id,
-                index=index,
-                seed=order.seed,
-                costs=rollout_pb2.Costs(turns=1, completion_tokens=self.size.tokens),
-                ending=rollout_pb2.ENDING_STOPPED,
-                oldest=oldest.to_proto(),
-                newest=newest.to_proto(),
-            ),
-            reward=rewards_pb2.RewardRecord(rollout_id=name, reward=reward, success=reward),
-        )
-        # Joined messages are one message: tokens are encoded once for each pair of versions.
-        return self._encoded_links(oldest, newest) + rest.SerializeToString()
-
-    def _encoded_links(self, oldest: VersionId, newest: VersionId) -> bytes:
-        if (oldest, newest) not in self._links:
-            link = _link(self.size, oldest, newest)
-            whole = journal_pb2.JournalRollout(rollout=rollout_pb2.Rollout(links=[link]))
-            self._links[oldest, newest] = whole.SerializeToString()
-        return self._links[oldest, newest]
 
 
 def measure_flight(size: FlightSize) -> FlightFigures:
@@ -161,10 +151,17 @@ def measure_empty_loop(size: FlightSize) -> float:
 
 async def _run(size: FlightSize, folder: Path) -> FlightFigures:
     workers = PlannedRollouts(size)
-    run = open_controller(size.shape, folder, workers)
+    run = take_over(size.shape, folder, workers, learners=RemoteLearners).run
     workers.runs.append(run)
+    for _ in range(WRITERS):
+        writer = await WriterProcess.start(folder, tokens=size.tokens, seed=size.seed)
+        workers.writers.append(writer)
     started_rss_gib = _peak_rss_gib()
-    await train_to_end(run, size.shape)
+    try:
+        await train_to_end(run, size.shape)
+    finally:
+        for writer in workers.writers:
+            await writer.close()
     wall_s, cpu_s = time.perf_counter() - workers.began_s, time.process_time() - workers.began_cpu_s
     rss_gib = _peak_rss_gib()
     findings = len(audit(run, size.shape).findings)
@@ -193,25 +190,6 @@ async def _sleep_alone(size: FlightSize) -> float:
     began_s = time.process_time()
     await asyncio.gather(*(slotted() for _ in range(size.groups)))
     return time.process_time() - began_s
-
-
-def _link(size: FlightSize, oldest: VersionId, newest: VersionId) -> rollout_pb2.Link:
-    draw = random.Random(size.seed)  # noqa: S311 - a simulation
-    sampled = size.tokens - PROMPT_TOKENS
-    span = weights_pb2.PolicySpan(
-        sampled=newest.to_proto(),
-        context=oldest.to_proto(),
-        start=PROMPT_TOKENS,
-        end=size.tokens,
-        replica="engine-0",
-    )
-    ids: Sequence[int] = [draw.randrange(200) for _ in range(size.tokens)]
-    return rollout_pb2.Link(
-        token_ids=ids,
-        loss_mask=bytes(PROMPT_TOKENS) + b"\x01" * sampled,
-        sampler_logprobs=[0.0] * PROMPT_TOKENS + [-draw.random() for _ in range(sampled)],
-        spans=[span],
-    )
 
 
 def _peak_rss_gib() -> float:

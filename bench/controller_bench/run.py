@@ -4,6 +4,8 @@ Admission, batch rule, ledger, journal, publishing and records are the product's
 weights are those of the tests of the controller: a step takes no time.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +14,7 @@ from tests.support.trainer_simulation.workers import SimulatedLearners
 from typing_extensions import override
 
 from etude.agent.chat import ChatFormat
-from etude.common.blobs import open_store
+from etude.common.blobs import Store, open_store
 from etude.common.checkpoints.manifest import StoredCheckpoint
 from etude.common.role_inputs import ResolvedRun
 from etude.common.run_folder.record import FolderRecord
@@ -26,6 +28,8 @@ from etude.trainer.controller.journal.audit import JournalAudit, audit_journal
 from etude.trainer.controller.program import train
 from etude.trainer.controller.publishing.engines import Engines
 from etude.trainer.controller.run import Run, RunServices
+from etude.trainer.learner.batches import PolicyBatch, StepResult
+from etude.trainer.learner.protocol import Learners
 from etude.trainer.rollouts.protocol import RolloutWorkers
 from etude.trainer.rollouts.tasks import Task
 
@@ -70,7 +74,21 @@ def open_controller(shape: RunShape, folder: Path, workers: RolloutWorkers) -> R
     return take_over(shape, folder, workers).run
 
 
-def take_over(shape: RunShape, folder: Path, workers: RolloutWorkers) -> OpenedController:
+class RemoteLearners(SimulatedLearners):
+    """Learner ranks on other machines: they read the rollouts of a batch there."""
+
+    @override
+    async def policy_step(self, batch: PolicyBatch) -> StepResult:
+        return await SimulatedLearners.policy_step(self, replace(batch, stored=()))
+
+
+def take_over(
+    shape: RunShape,
+    folder: Path,
+    workers: RolloutWorkers,
+    *,
+    learners: Callable[[Store], Learners] = SimulatedLearners,
+) -> OpenedController:
     """Open the run below a folder, as the successor of whatever controller it had."""
     resolved = ResolvedRun.model_validate(
         {"name": "bench", "uid": "bench", "spec": _spec(shape, folder)}
@@ -80,7 +98,7 @@ def take_over(shape: RunShape, folder: Path, workers: RolloutWorkers) -> OpenedC
         store, run_uid="bench", phases=resolved.spec.phases, added_tokens=(), holder="bench"
     )
     services = RunServices(
-        learners=SimulatedLearners(store),
+        learners=learners(store),
         workers=workers,
         engines=Engines((), timeout_s=1.0),
         compactor=RemoteCompactor(),

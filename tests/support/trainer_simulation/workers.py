@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import json
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from tests.support.trainer_simulation import weights as simulation_weights
 from tests.support.trainer_simulation.weights import SimulatedPublisher
 from typing_extensions import override
 
+from etude.agent.chat import ChatFormat
 from etude.common.api.run.phases import Phase
 from etude.common.blobs import Store
 from etude.common.checkpoints import manifest
@@ -29,6 +30,7 @@ from etude.trainer.learner.batches import PolicyBatch, StepResult
 from etude.trainer.learner.protocol import Learners
 from etude.trainer.rollouts.content_writer import ContentWriter
 from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, RolloutWorkers
+from etude.trainer.rollouts.readable_rows import write_readable_rollouts
 from etude.trainer.routing.table import RoutingTable
 from etude.trainer.seeding import derive_seed
 from etude.v1 import environments_pb2, journal_pb2, rewards_pb2, rollout_pb2, weights_pb2
@@ -180,6 +182,8 @@ class SimulatedRollouts(RolloutWorkers):
     """Last message of a rollout, by its index among its siblings."""
     store: Store | None = None
     """Gets the tokens of rollouts; records hold them where None, as those of older releases."""
+    chat: ChatFormat | None = None
+    """Format in which rollouts are written for people; without turns where None."""
     orders: list[GroupRequest] = field(default_factory=list)
     tables: list[RoutingTable] = field(default_factory=list)
     """Routing tables in the order of their arrival."""
@@ -208,6 +212,11 @@ class SimulatedRollouts(RolloutWorkers):
     @override
     async def update_routing(self, table: RoutingTable) -> None:
         self.tables.append(table)
+
+    @override
+    async def write_rollouts(self, step: int, split: str, records: Sequence[bytes]) -> None:
+        if self.store is not None:
+            write_readable_rollouts(self.store, self.chat, step, split, records)
 
     def record(
         self, order: GroupRequest, index: int, oldest: VersionId, newest: VersionId

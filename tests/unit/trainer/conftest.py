@@ -140,6 +140,7 @@ class World:
                 lambda: holder[0].publishing.served or VersionId(0, 0),
                 self.fault_share,
                 store=self.store,
+                chat=self.chat,
             ),
             engines=Engines((), timeout_s=1.0),
             compactor=Beside(self._compactor(resolved, opened.epoch)),

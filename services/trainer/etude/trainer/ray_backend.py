@@ -312,6 +312,16 @@ class RayRollouts(RolloutWorkers):
         return result
 
     @override
+    async def write_rollouts(self, step: int, split: str, records: Sequence[bytes]) -> None:
+        worker = min(self.workers, key=lambda each: each.load)
+        try:
+            await worker.actor.write_rollouts.remote(step, split, records)
+        except RayActorError as error:
+            raise WorkerLostError("the rollout worker that wrote them died") from error
+        except RayTaskError as error:
+            raise unwrap_ray_error(error) from error
+
+    @override
     def abandon(self) -> None:
         self._is_abandoned = True
 

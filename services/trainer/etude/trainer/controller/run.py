@@ -12,6 +12,7 @@ from etude.common.role_inputs import ResolvedRun
 from etude.common.run_folder.record import RunRecord
 from etude.trainer import metrics
 from etude.trainer.compactor.report import CompactorClient
+from etude.trainer.controller.admission.content_collector import ContentCollector
 from etude.trainer.controller.admission.dispatch import RolloutDispatcher
 from etude.trainer.controller.admission.dropping import QuarantineFilter
 from etude.trainer.controller.admission.plans import PlanReporter
@@ -235,6 +236,7 @@ def _rollout_dispatcher(shared: _SharedHandles, *, chat: ChatFormat | None) -> R
         workers=shared.services.workers,
         engines=shared.services.engines,
         chat=chat,
+        collector=ContentCollector(shared.store, is_restored=shared.opened.branch.number > 0),
     )
 
 

@@ -302,8 +302,8 @@ def _deal_bins(
     Returns:
         For each rank its microbatches; None if there are not fewer.
     """
-    if ranks * (below - 1) * max_tokens < sum(lengths):
-        return None
+    if ranks * (below - 1) * max_tokens < sum(min(each, max_tokens) for each in lengths):
+        return None  # a longer sequence is alone
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     bins = _fill_bins(order, lengths, max_tokens)
     num = -(-len(bins) // ranks)

@@ -184,6 +184,19 @@ class RolloutWorkers(Protocol):
         """
         ...
 
+    async def write_rollouts(self, step: int, split: str, records: Sequence[bytes]) -> None:
+        """Have a worker write finished rollouts for people.
+
+        Args:
+            step: counted over all phases.
+            split: train, or eval-<name>.
+            records: JournalRollout messages, serialised.
+
+        Raises:
+            EtudeError: they were not written.
+        """
+        return  # workers without a store write none
+
     def abandon(self) -> None:
         """Leave all rollouts and their environments to a successor: nothing is released."""
         return  # workers without processes leave nothing

@@ -27,6 +27,7 @@ from etude.trainer.rollouts.group_runner import GroupRunner
 from etude.trainer.rollouts.group_start import GroupStart
 from etude.trainer.rollouts.leases import RolloutSlots
 from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, WorkerConfig
+from etude.trainer.rollouts.readable_rows import write_readable_rollouts
 from etude.trainer.rollouts.scoring import Scorer
 from etude.trainer.rollouts.task_setup import TaskSetup
 from etude.trainer.rollouts.task_steps import StepContent
@@ -60,6 +61,7 @@ class RolloutWorker:
         self._upcoming = asyncio.Semaphore(UPCOMING_GROUPS)
         self._nonce = uuid.uuid4().hex[:12]
         self._trajectories = WorkerTrajectories(config.run, config.storage)
+        self._writing = asyncio.Lock()
         self._contents = _open_contents(config, self._chat)
 
     async def run_group(self, order: GroupRequest) -> GroupResult:
@@ -197,6 +199,13 @@ class RolloutWorker:
                     raise
                 await asyncio.sleep(RETRY_S)
                 waited_s += RETRY_S
+
+    async def write_rollouts(self, step: int, split: str, records: Sequence[bytes]) -> None:
+        """Write finished rollouts for people, one call at a time."""
+        chat = self._chat if isinstance(self._chat, ChatFormat) else None
+        store = open_run_store(self.config.storage.uri, self.config.storage)
+        async with self._writing:
+            await asyncio.to_thread(write_readable_rollouts, store, chat, step, split, records)
 
     async def update_routing(self, update: RoutingUpdate) -> Loads:
         """Take the engines and the loads of other workers; return this worker's loads."""

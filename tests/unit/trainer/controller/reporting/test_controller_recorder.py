@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from typing_extensions import override
@@ -25,10 +25,6 @@ class FullRecord(StoreRecord):
             raise OSError(28, "No space left on device")
         StoreRecord.append(self, rows)
 
-    @override
-    def write_rollouts(self, step: int, split: str, rollouts: Iterable[Row]) -> None:
-        raise StoreError("the bucket is gone")
-
 
 async def test_rows_wait_in_order_for_a_record_that_is_away() -> None:
     record = FullRecord(MemoryStore())
@@ -45,8 +41,11 @@ async def test_rows_wait_in_order_for_a_record_that_is_away() -> None:
 
 
 async def test_rollouts_that_cannot_be_written_fail_nothing() -> None:
+    async def fail() -> None:
+        raise StoreError("the bucket is gone")
+
     recording = RunRecorder(FullRecord(MemoryStore()))
-    recording.write_rollouts(1, "train", lambda: [{"rollout_id": "r"}])
+    recording.write_rollouts("rollouts of step 1", fail())
     await recording.finish()
 
 

@@ -14,10 +14,10 @@ from etude.trainer.controller.reporting.rows import (
     StepFaults,
     evaluation_fields,
     policy_fields,
-    rollout_rows,
     step_row,
 )
 from etude.trainer.learner.batches import StepResult
+from etude.trainer.rollouts.readable_rows import rollout_rows
 from etude.v1.journal_pb2 import JournalRollout
 from etude.v1.rewards_pb2 import RewardFault, RewardRecord
 from etude.v1.rollout_pb2 import ENDING_STOPPED, CallRecord, Costs, Link, Rollout

@@ -14,6 +14,7 @@ from etude.trainer import metrics
 from etude.trainer.contents.content_checks import check_content
 from etude.trainer.contents.objects import group_prefix
 from etude.trainer.contents.rollout_checks import InvalidSpanError, check_rollout
+from etude.trainer.controller.admission.content_collector import ContentCollector
 from etude.trainer.controller.admission.groups import check_reward
 from etude.trainer.controller.checkpoints.recovery import JournaledLedger
 from etude.trainer.controller.journal.record_parts import PreparedRecord, prepare_record
@@ -62,6 +63,7 @@ class RolloutDispatcher:
     engines: Engines
     chat: ChatFormat | None
     """None in runs that request no rollouts."""
+    collector: ContentCollector
     completions: CompletionCounts = field(default_factory=CompletionCounts)
     """Completions that this process was handed."""
 
@@ -98,6 +100,15 @@ class RolloutDispatcher:
         self._report_environment(order.environment, result)
         return records
 
+    def write_rollouts(
+        self, step: int, split: str, records: Sequence[journal_pb2.JournalRollout]
+    ) -> None:
+        """Have a worker write rollouts for people; it reads the tokens, and nobody waits for it."""
+        data = [record.SerializeToString() for record in records]
+        self.reporter.recorder.write_rollouts(
+            f"rollouts {split} of step {step}", self.workers.write_rollouts(step, split, data)
+        )
+
     async def _run_with_retries(self, order: GroupRequest) -> GroupResult:
         for dispatch in range(WORKER_RETRIES):
             try:
@@ -117,6 +128,8 @@ class RolloutDispatcher:
             dispatch=dispatch,
             is_continued=order.is_continued or dispatch > 0,
         )
+        if request.is_continued:
+            self.collector.note_repeated(request.group_id)
         return await self.workers.run(request)
 
     async def _read_records(

@@ -11,10 +11,9 @@ from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.api.run.spec import Evaluation
 from etude.common.errors import EtudeError
 from etude.common.stores import open_source
-from etude.trainer.contents.objects import restore_links
 from etude.trainer.controller.admission.dropping import QuarantineFilter
 from etude.trainer.controller.checkpoints.state import EvaluationResult
-from etude.trainer.controller.reporting.rows import Row, evaluation_fields, rollout_rows
+from etude.trainer.controller.reporting.rows import evaluation_fields
 from etude.trainer.controller.run import Run
 from etude.trainer.rollouts.protocol import GroupRequest
 from etude.trainer.rollouts.suites.runner import Marks, Records, SuitePass, SuiteRunner
@@ -155,11 +154,8 @@ class Evaluator:
                 limits=self.phase.rollout or RolloutPolicy(),
             )
         )
-        run.reporter.recorder.write_rollouts(
-            run.progress.cursor.global_step,
-            f"eval-{name}-greedy" if greedy else f"eval-{name}",
-            lambda: self._rows(records),
-        )
+        split = f"eval-{name}-greedy" if greedy else f"eval-{name}"
+        run.dispatcher.write_rollouts(run.progress.cursor.global_step, split, records)
         scored = [r for r in records if r.reward.WhichOneof("result") == "reward"]
         if len(scored) < len(records):
             lost = len(records) - len(scored)
@@ -167,13 +163,6 @@ class Evaluator:
                 "EvaluationIncomplete", f"{name}: {lost} rollouts were lost", warning=True
             )
         return scored
-
-    def _rows(self, records: Records) -> list[Row]:
-        """Rows for people; the tokens are of no use after that."""
-        store = self.run.store
-        rows = rollout_rows(restore_links(store, records), self.run.dispatcher.chat)
-        store.delete([each.content.tokens.key for each in records if each.HasField("content")])
-        return rows
 
     async def _run_group(self, request: GroupRequest) -> list[journal_pb2.JournalRollout]:
         records = await self.run.dispatcher.run_group(request)

@@ -351,6 +351,7 @@ class ReinforcementPhase:
         self.run.plans.forecast.record_leases(
             request.environment, [record.record.rollout for record in records]
         )
+        await self.run.dispatcher.collector.collect(group)
         group.serving = None
         self._buffer.note_change(group.group_id)
         drop_faulty(self.run.book, [group])

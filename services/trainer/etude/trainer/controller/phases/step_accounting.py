@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from etude.common.weights import VersionId
 from etude.trainer import metrics
-from etude.trainer.contents.objects import restore_links
 from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.trainer.controller.admission.staleness import StalenessBound
 from etude.trainer.controller.journal.ledger import StepId
@@ -21,7 +20,6 @@ from etude.trainer.controller.reporting.rows import (
     StepFaults,
     mean,
     policy_fields,
-    rollout_rows,
     step_figures,
     step_row,
 )
@@ -201,12 +199,8 @@ class StepAccounting:
 
     def _write_rollouts(self, groups: Sequence[RolloutGroup]) -> None:
         records = [group.finished[index] for group in groups for index in sorted(group.finished)]
-        store, chat = self.run.store, self.run.dispatcher.chat
-        self.run.reporter.recorder.write_rollouts(
-            self.run.progress.cursor.global_step,
-            "train",
-            lambda: rollout_rows(restore_links(store, records), chat),
-        )
+        step = self.run.progress.cursor.global_step
+        self.run.dispatcher.write_rollouts(step, "train", records)
 
 
 def _sibling_records(groups: Sequence[RolloutGroup]) -> list[list[journal_pb2.JournalRollout]]:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
 from etude.common.errors import EtudeError
@@ -69,16 +69,16 @@ class RunRecorder:
             await asyncio.sleep(ROWS_EVERY_S)
             await self.write_rows()
 
-    def write_rollouts(self, step: int, split: str, rows: Callable[[], list[Row]]) -> None:
-        """Write rollouts in a thread, which is awaited at the end of the run only."""
+    def write_rollouts(self, what: str, work: Awaitable[None]) -> None:
+        """Have rollouts written in the background, which is awaited at the end of the run only."""
 
-        def write() -> None:
+        async def write() -> None:
             try:
-                self.record.write_rollouts(step, split, rows())
+                await work
             except (OSError, EtudeError) as error:
-                log.warning("rollouts %s of step %d are not written: %s", split, step, error)
+                log.warning("%s are not written: %s", what, error)
 
-        task = asyncio.create_task(asyncio.to_thread(write), name=f"rollouts-{split}-{step}")
+        task = asyncio.create_task(write(), name=what)
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
 

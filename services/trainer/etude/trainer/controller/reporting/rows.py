@@ -8,17 +8,14 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from etude.agent.chat import ChatFormat
-from etude.agent.chat.pieces import PieceReader
-from etude.agent.toolsets import list_schemas
-from etude.common.evaluation.rollout_metrics import edits_without_evidence, latency_s
 from etude.common.evaluation.scores import Samples, best_of_k, mean_at_n
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.manifest import Stats
 from etude.trainer.contents.measures import num_tokens
 from etude.trainer.controller.reporting.behaviour import behaviour, token_sums, trajectory_figures
 from etude.trainer.learner.batches import StepResult
-from etude.v1 import environments_pb2, journal_pb2, rollout_pb2
+from etude.trainer.rollouts.readable_rows import ending_name
+from etude.v1 import journal_pb2
 
 Row = dict[str, Any]
 
@@ -152,7 +149,7 @@ def policy_fields(
         "sampled_tokens": sum(r.costs.completion_tokens for r in rollouts),
         **{f"{kind}_tokens": n for kind, n in token_sums(r.costs for r in rollouts).items()},
         **trajectory_figures([r.calls for r in rollouts]),
-        "endings": dict(Counter(_ending_name(r) for r in rollouts)),
+        "endings": dict(Counter(ending_name(r) for r in rollouts)),
         "tools": dict(Counter(c.name for r in rollouts for c in r.calls if not c.is_malformed)),
         "groups_active": _count_active(records),
         "update_seconds": round(result.seconds, 3),
@@ -221,98 +218,9 @@ def mean(values: Iterable[float]) -> float:
     return sum(listed) / len(listed) if listed else 0.0
 
 
-def _ending_name(rollout: rollout_pb2.Rollout) -> str:
-    return rollout_pb2.Ending.Name(rollout.ending).removeprefix("ENDING_").lower()
-
-
 def _count_active(records: Sequence[journal_pb2.JournalRollout]) -> int:
     """Count the groups whose rewards differ: the others have no gradient."""
     rewards: dict[str, set[float]] = {}
     for record in records:
         rewards.setdefault(record.rollout.group_id, set()).add(record.reward.reward)
     return sum(len(found) > 1 for found in rewards.values())
-
-
-def rollout_rows(
-    records: Iterable[journal_pb2.JournalRollout], chat: ChatFormat | None
-) -> list[Row]:
-    """Rows of rollouts for people: turns as text, reward and ending."""
-    reader = None if chat is None else PieceReader.of(chat, list_schemas())
-    return [_rollout_row(record, reader) for record in records]
-
-
-def _rollout_row(record: journal_pb2.JournalRollout, reader: PieceReader | None) -> Row:
-    rollout, reward = record.rollout, record.reward
-    row: Row = {
-        "rollout_id": rollout.rollout_id,
-        "group_id": rollout.group_id,
-        "task_id": rollout.task_id,
-        "index": rollout.index,
-        "ending": _ending_name(rollout),
-        "tokens": num_tokens(record),
-        "read_tokens": rollout.costs.prompt_tokens + rollout.costs.tool_output_tokens,
-        "sampled_tokens": rollout.costs.completion_tokens,
-        "seconds": round(latency_s(rollout.costs), 3),
-        "edits_without_evidence": edits_without_evidence(rollout.calls),
-        "turns": turns(rollout, reader) if reader is not None else [],
-        "calls": [
-            {"turn": c.turn, "name": c.name, "is_error": c.is_error, "is_malformed": c.is_malformed}
-            for c in rollout.calls
-        ],
-        "oldest": str(VersionId.from_proto(rollout.oldest)),
-        "newest": str(VersionId.from_proto(rollout.newest)),
-        "trace_id": rollout.trace_id,
-    }
-    if rollout.steps:
-        row["steps"] = [step.name for step in rollout.steps]
-    if rollout.costs.turns and not rollout.links:
-        _remove_tokens(row)
-    if reward.WhichOneof("result") == "reward":
-        row["reward"] = reward.reward
-        row["success"] = reward.success
-        row["evidence"] = _evidence(reward.evidence) if reward.HasField("evidence") else None
-        row["parts"] = {part.name: part.value for part in reward.parts}
-    else:
-        row["fault"] = rollout.fault or f"{reward.fault.reason}: {reward.fault.message}"
-    return row
-
-
-def _remove_tokens(row: Row) -> None:
-    """Remove the figures of tokens: an endpoint gives none, and not always their number."""
-    for name in ("tokens", "read_tokens", "oldest", "newest"):
-        del row[name]
-    if not row["sampled_tokens"]:
-        del row["sampled_tokens"]
-
-
-def _evidence(found: environments_pb2.GradeEvidence) -> Row:
-    """Evidence of a grade: a fork proves less than a fresh sandbox."""
-    mode = environments_pb2.GradeMode.Name(found.mode).removeprefix("GRADE_MODE_")
-    isolation = environments_pb2.Isolation.Name(found.isolation).removeprefix("ISOLATION_")
-    return {"mode": mode.lower(), "driver": found.driver, "isolation": isolation.lower()}
-
-
-def turns(rollout: rollout_pb2.Rollout, reader: PieceReader) -> list[Row]:
-    """Transcript turn by turn. The mask, not the tags, delimits sampled turns.
-
-    A policy that samples a role's tag therefore stays one assistant turn.
-    """
-    chat = reader.chat
-    found: list[Row] = []
-    for link in rollout.links:
-        place = 0
-        for sampled, run in itertools.groupby(link.loss_mask, key=bool):
-            size = sum(1 for _ in run)
-            ids = link.token_ids[place : place + size]
-            if sampled:
-                text = chat.decode(ids[:-1] if ids[-1] in chat.end_ids else ids)
-                found.append(_turn("assistant", text))
-            else:
-                pieces = reader.read_results(ids) if place else reader.read_opening(ids)
-                found += [_turn(piece.role, piece.text) for piece in pieces]
-            place += size
-    return [turn for turn in found if turn["text"]]
-
-
-def _turn(role: str, text: str) -> Row:
-    return {"role": role, "text": text}

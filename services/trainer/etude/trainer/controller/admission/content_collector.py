@@ -1,0 +1,51 @@
+"""Collector of objects that workers wrote for rollouts which the journal does not know.
+
+A worker that dies after it wrote tokens and before it handed its group over leaves them. The group
+is run again, and its records name other objects, or the same. A rollout that was dropped may come
+back when the run is restored to an older checkpoint: what the journal ever named stays.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from etude.common.blobs import Store
+from etude.common.errors import StoreError
+from etude.trainer.contents.objects import group_prefix
+from etude.trainer.controller.admission.groups import RolloutGroup
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ContentCollector:
+    """Deletes what is left of earlier attempts at a group, once all of its rollouts are known."""
+
+    store: Store
+    is_restored: bool
+    """True if the run was restored to a checkpoint: groups have records that it left then."""
+    _repeated: set[str] = field(default_factory=set)
+
+    def note_repeated(self, group_id: str) -> None:
+        """Take note that workers had begun a group before."""
+        self._repeated.add(group_id)
+
+    async def collect(self, group: RolloutGroup) -> None:
+        """Delete objects of a group that no record names, if workers had begun it before."""
+        if group.group_id not in self._repeated:
+            return
+        self._repeated.discard(group.group_id)
+        if self.is_restored:
+            return
+        named = {record.content.tokens.key for record in group.finished.values()}
+        try:
+            await asyncio.to_thread(self._delete_unnamed, group.group_id, named, set(group.spent))
+        except StoreError as error:
+            log.info("unnamed contents of %s stay: %s", group.group_id, error)
+
+    def _delete_unnamed(self, group_id: str, named: set[str], spent: Iterable[str]) -> None:
+        prefix = group_prefix(group_id)
+        keys = [info.key for info in self.store.list(prefix)]
+        dropped = tuple(f"{prefix}{rollout_id}." for rollout_id in spent)
+        self.store.delete([k for k in keys if k not in named and not k.startswith(dropped)])

@@ -1,0 +1,92 @@
+"""Objects that a dead worker left are deleted, and nothing that a record ever named."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from etude.common.blobs import MemoryStore
+from etude.common.errors import StoreError
+from etude.trainer.contents.objects import write_object
+from etude.trainer.controller.admission.content_collector import ContentCollector
+from etude.trainer.controller.admission.groups import RolloutGroup
+from etude.trainer.controller.journal import write_ahead_log
+from etude.v1 import journal_pb2
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def make_group(store: MemoryStore) -> RolloutGroup:
+    group = RolloutGroup(group_id="rl-1", phase="rl", position=1, task_id="t", seed=1, sequence=1)
+    record = journal_pb2.JournalRollout()
+    record.content.tokens.CopyFrom(write_object(store, "contents/rl-1/rl-1-0", b"accepted"))
+    group.finished[0] = record
+    group.spent["rl-1-1"] = 1
+    for stem in ("rl-1/rl-1-0", "rl-1/rl-1-1", "rl-1/rl-1-10", "rl-10/rl-10-0"):
+        write_object(store, f"contents/{stem}", b"of a dead worker")
+    return group
+
+
+def left(store: MemoryStore) -> list[str]:
+    return sorted(key.rsplit(".", 1)[0].removeprefix("contents/") for key in store.objects)
+
+
+async def test_what_no_record_names_goes_once_a_repeated_group_is_complete(
+    store: MemoryStore,
+) -> None:
+    group, collector = make_group(store), ContentCollector(store, is_restored=False)
+    await collector.collect(group)
+    assert len(left(store)) == 5, "its only attempt is its records'"
+    collector.note_repeated("rl-1")
+    await collector.collect(group)
+    assert left(store) == ["rl-1/rl-1-0", "rl-1/rl-1-1", "rl-10/rl-10-0"]
+    assert group.finished[0].content.tokens.key in store.objects
+
+
+async def test_a_restored_run_keeps_what_the_branch_that_it_left_may_name(
+    store: MemoryStore,
+) -> None:
+    collector = ContentCollector(store, is_restored=True)
+    collector.note_repeated("rl-1")
+    await collector.collect(make_group(store))
+    assert len(left(store)) == 5
+
+
+async def test_a_store_that_is_away_stops_nothing(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StoreError("away")
+
+    group, collector = make_group(store), ContentCollector(store, is_restored=False)
+    monkeypatch.setattr(MemoryStore, "list", fail)
+    collector.note_repeated("rl-1")
+    await collector.collect(group)
+    assert len(left(store)) == 5
+
+
+async def test_after_crashes_the_store_has_the_tokens_of_the_journal_and_no_others(
+    make_world: Callable[..., Any],
+) -> None:
+    world = make_world()
+    await world.crash(after=1)
+    assert await world.train()
+    records = [
+        each.rollout
+        for each in _records(world)
+        if each.WhichOneof("body") == "rollout" and each.rollout.HasField("content")
+    ]
+    assert records
+    named = {record.content.tokens.key for record in records}
+    assert {key for key in world.store.objects if key.startswith("contents/")} == named
+    assert not [key for key in world.store.objects if key.startswith("contents-of-evaluations/")]
+
+
+def _records(world: Any) -> list[journal_pb2.JournalRecord]:
+
+    return write_ahead_log.recover_records(
+        world.store, run_uid="run", before_epoch=99, since=0
+    ).records
