@@ -133,7 +133,8 @@ class WriterProcess:
         """Have the tokens of a group written; returns its records."""
         assert self.process.stdin is not None  # noqa: S101 - a pipe
         number, self._asked = self._asked, self._asked + 1
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[tuple[bytes, ...]] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
         self.process.stdin.write(encode_frame((number, *job)))
         return await answer
 
