@@ -175,6 +175,23 @@ def test_replay_that_does_not_fit_the_updates_of_a_batch_is_found() -> None:
     assert finding.fix == "set Recompute"
 
 
+@pytest.mark.parametrize(
+    ("inference", "what"),
+    [
+        ("{gpusPerReplica: 1}", "graphs of engines on GPUs record no experts"),
+        ("{gpusPerReplica: 2, engine: {pipelineParallel: 2}}", "one group of layers"),
+        ("{gpusPerReplica: 2, engine: {dataParallel: 2}}", "one copy"),
+    ],
+)
+def test_replay_of_engines_that_cannot_record_is_found(inference: str, what: str) -> None:
+    replayed = changed(RUN, "DrGRPO", "DrGRPO\n    routerReplay: {}")
+    finding = only(changed(replayed, "inference: {}", f"inference: {inference}"))
+    assert finding.field == "spec.phases[0].routerReplay.mode"
+    assert what in finding.what
+    eager = "{gpusPerReplica: 1, engine: {engineArgs: {enforce_eager: true}}}"
+    assert not findings(changed(replayed, "inference: {}", f"inference: {eager}"))
+
+
 def test_a_parameter_that_sits_one_level_up_is_told_so() -> None:
     finding = only(changed(RUN, "DrGRPO", "DrGRPO\n      parameters: {groupsize: 4}"))
     assert finding.fix == (

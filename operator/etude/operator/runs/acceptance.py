@@ -11,7 +11,7 @@ from etude.common.api.lint.operator_rules import UNCOUNTED, UNCOUNTED_FIX
 from etude.common.api.run.algorithms import check_algorithm
 from etude.common.api.run.phases import Phase
 from etude.common.api.run.rewards import can_check, check_function
-from etude.common.api.run.router_replay import find_replay_problem
+from etude.common.api.run.router_replay import find_engine_problem, find_replay_problem
 from etude.common.api.run.status import RLRunStatus
 from etude.operator.actions import ClockReading
 from etude.operator.builders import pod_overrides, run_spec
@@ -71,7 +71,7 @@ def _wrong_parameters(run: RLRun, platform: Platform) -> Iterator[str]:
             yield from _check_parameters(
                 at, check, phase.algorithm.name, phase.algorithm.parameters
             )
-            yield from _wrong_replay(phase, f"spec.phases[{index}].routerReplay.mode")
+            yield from _wrong_replay(run, phase, f"spec.phases[{index}].routerReplay.mode")
     rewards = run.spec.roles.rewards
     for index, part in enumerate(rewards.functions if rewards else ()):
         at = f"spec.roles.rewards.functions[{index}].parameters"
@@ -83,12 +83,21 @@ def _wrong_parameters(run: RLRun, platform: Platform) -> Iterator[str]:
         yield from pod_overrides.override_problems(run_spec.role_spec(run, role), role, at)
 
 
-def _wrong_replay(phase: Phase, at: str) -> Iterator[str]:
-    if phase.router_replay is not None and phase.algorithm is not None:
-        name, parameters = phase.algorithm.name, phase.algorithm.parameters
-        problem = find_replay_problem(phase.router_replay.mode, name, parameters)
-        if problem:
-            yield f"{at}: {problem}"
+def _wrong_replay(run: RLRun, phase: Phase, at: str) -> Iterator[str]:
+    replay, engines = phase.router_replay, run.spec.roles.inference
+    if replay is None or phase.algorithm is None:
+        return
+    name, parameters = phase.algorithm.name, phase.algorithm.parameters
+    problem = find_replay_problem(replay.mode, name, parameters)
+    if replay.mode == "Recorded" and engines is not None:
+        problem = problem or find_engine_problem(
+            has_gpus=engines.has_gpus,
+            pipeline=engines.engine.pipeline_parallel,
+            copies=engines.engine.data_parallel,
+            engine_args=engines.engine.engine_args,
+        )
+    if problem:
+        yield f"{at}: {problem}"
 
 
 def _check_parameters(

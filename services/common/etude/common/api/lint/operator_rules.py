@@ -19,7 +19,7 @@ from etude.common.api.run.pod_template import (
     shape_errors,
     variable_names,
 )
-from etude.common.api.run.router_replay import find_replay_problem
+from etude.common.api.run.router_replay import find_engine_problem, find_replay_problem
 from etude.common.api.yaml_documents import FieldPath
 
 ROLES = ("trainer", "inference", "rewards")
@@ -54,7 +54,8 @@ def run_refusals(spec: JsonValue) -> Iterator[FieldMessage]:
             yield FieldMessage(path, what, UNCOUNTED_FIX)
     for index, item in enumerate(_list(_mapping(spec).get("phases"))):
         yield from _too_many_updates(_mapping(item), ("spec", "phases", index))
-        yield from _wrong_replay(_mapping(item), ("spec", "phases", index))
+        engines = _mapping(roles.get("inference"))
+        yield from _wrong_replay(_mapping(item), engines, ("spec", "phases", index))
     for index, item in enumerate(_list(roles.get("environments"))):
         place = ("spec", "roles", "environments", index)
         yield from _unknown_template(_mapping(item), place)
@@ -86,16 +87,30 @@ def _too_many_updates(phase: dict[str, JsonValue], at: FieldPath) -> Iterator[Fi
         yield FieldMessage(path, what, f"write {groups} or less, or raise promptsPerStep")
 
 
-def _wrong_replay(phase: dict[str, JsonValue], at: FieldPath) -> Iterator[FieldMessage]:
+def _wrong_replay(
+    phase: dict[str, JsonValue], engines: dict[str, JsonValue], at: FieldPath
+) -> Iterator[FieldMessage]:
     replay, algorithm = phase.get("routerReplay"), _mapping(phase.get("algorithm"))
     if not isinstance(replay, dict):
         return
+    mode, settings = str(replay.get("mode", "Recorded")), _mapping(engines.get("engine"))
     name, parameters = algorithm.get("name", "DrGRPO"), _mapping(algorithm.get("parameters"))
-    problem = find_replay_problem(str(replay.get("mode", "Recorded")), str(name), parameters)
+    problem = find_replay_problem(mode, str(name), parameters)
+    if mode == "Recorded":
+        problem = problem or find_engine_problem(
+            has_gpus=bool(engines.get("gpusPerReplica") or engines.get("resourceClaims")),
+            pipeline=_count(settings.get("pipelineParallel")),
+            copies=_count(settings.get("dataParallel")),
+            engine_args=_mapping(settings.get("engineArgs")),
+        )
     if problem:
         path = (*at, "routerReplay", "mode")
         what, _, fix = problem.rpartition("; ")
         yield FieldMessage(path, f"{dotted(path)}: {what}", fix)
+
+
+def _count(value: JsonValue) -> int:
+    return value if isinstance(value, int) else 1
 
 
 def _reserved(role: dict[str, JsonValue], at: FieldPath) -> Iterator[FieldMessage]:

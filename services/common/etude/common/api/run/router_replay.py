@@ -57,3 +57,27 @@ def find_replay_problem(mode: str, algorithm: str, parameters: Mapping[str, Json
             " set Recorded"
         )
     return ""
+
+
+def find_engine_problem(
+    *, has_gpus: bool, pipeline: int, copies: int, engine_args: Mapping[str, JsonValue]
+) -> str:
+    """Problem of engines that are to record experts; empty if there is none.
+
+    Args:
+        has_gpus: true if engines run on GPUs.
+        pipeline: groups of layers of an engine.
+        copies: of the attention layers of an engine.
+        engine_args: further arguments of vLLM.
+    """
+    if pipeline > 1 or copies > 1:
+        return (
+            "engines record the experts of one group of layers and one copy; set pipelineParallel"
+            " and dataParallel of roles.inference.engine to 1, or mode: Off"
+        )
+    if has_gpus and engine_args.get("enforce_eager") is not True:
+        return (
+            "graphs of engines on GPUs record no experts; set roles.inference.engine.engineArgs:"
+            " {enforce_eager: true}, or mode: Off"
+        )
+    return ""
