@@ -57,8 +57,14 @@ class TrajectoryResults(_message.Message):
     seconds: float
     def __init__(self, calls: _Optional[_Iterable[_Union[_environments_pb2.ToolCall, _Mapping]]] = ..., results: _Optional[_Iterable[_Union[_environments_pb2.ToolResult, _Mapping]]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
+class TrajectoryChange(_message.Message):
+    __slots__ = ("diff",)
+    DIFF_FIELD_NUMBER: _ClassVar[int]
+    diff: bytes
+    def __init__(self, diff: _Optional[bytes] = ...) -> None: ...
+
 class TrajectoryRecord(_message.Message):
-    __slots__ = ("rollout_id", "group_id", "index", "place", "number", "active_seconds", "start", "turn", "results", "lease")
+    __slots__ = ("rollout_id", "group_id", "index", "place", "number", "active_seconds", "start", "turn", "results", "lease", "change")
     ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +75,7 @@ class TrajectoryRecord(_message.Message):
     TURN_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
     rollout_id: str
     group_id: str
     index: int
@@ -79,4 +86,5 @@ class TrajectoryRecord(_message.Message):
     turn: TrajectoryTurn
     results: TrajectoryResults
     lease: _environments_pb2.Lease
-    def __init__(self, rollout_id: _Optional[str] = ..., group_id: _Optional[str] = ..., index: _Optional[int] = ..., place: _Optional[_Union[TrajectoryPlace, _Mapping]] = ..., number: _Optional[int] = ..., active_seconds: _Optional[float] = ..., start: _Optional[_Union[TrajectoryStart, _Mapping]] = ..., turn: _Optional[_Union[TrajectoryTurn, _Mapping]] = ..., results: _Optional[_Union[TrajectoryResults, _Mapping]] = ..., lease: _Optional[_Union[_environments_pb2.Lease, _Mapping]] = ...) -> None: ...
+    change: TrajectoryChange
+    def __init__(self, rollout_id: _Optional[str] = ..., group_id: _Optional[str] = ..., index: _Optional[int] = ..., place: _Optional[_Union[TrajectoryPlace, _Mapping]] = ..., number: _Optional[int] = ..., active_seconds: _Optional[float] = ..., start: _Optional[_Union[TrajectoryStart, _Mapping]] = ..., turn: _Optional[_Union[TrajectoryTurn, _Mapping]] = ..., results: _Optional[_Union[TrajectoryResults, _Mapping]] = ..., lease: _Optional[_Union[_environments_pb2.Lease, _Mapping]] = ..., change: _Optional[_Union[TrajectoryChange, _Mapping]] = ...) -> None: ...
