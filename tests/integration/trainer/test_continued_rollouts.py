@@ -148,6 +148,45 @@ async def test_rollouts_of_a_killed_worker_go_on_from_their_last_turns(
     assert dict(result.resumes.counts) == {kind: 2}
 
 
+@pytest.mark.parametrize("is_gone", [False, True])
+async def test_a_task_of_several_steps_goes_on_in_the_step_that_was_under_way(
+    partners: Any,
+    config: WorkerConfig,
+    successor: RolloutWorker,
+    task_uri: str,
+    tmp_path: Path,
+    *,
+    is_gone: bool,
+) -> None:
+    task = tmp_path / "tasks" / "fix-add"
+    (task / "task.toml").write_text("[[steps]]\nname = 'bake'\n[[steps]]\nname = 'ice'\n")
+    for step in ("bake", "ice"):
+        (task / "steps" / step / "workdir").mkdir(parents=True)
+        (task / "steps" / step / "instruction.md").write_text(f"{step} it.\n")
+        (task / "steps" / step / "workdir" / "sugar.txt").write_text("sugar")
+    partners.engine.turns = (EDIT, "Done.")
+    partners.node.answer, partners.node.diff = b"ready", (b"baked",)
+    order = make_order(partners, task_uri, count=1)
+    await run_until_killed(partners, config, order, answers=2)
+    ran = list(partners.node.ran)
+    partners.node.diff = (b"baked and iced",)
+    if is_gone:
+        [[lost]] = partners.broker.granted.values()
+        partners.broker.missing = {lost.lease_id}
+
+    result = await successor.run_group(replace(order, dispatch=1, is_continued=True))
+
+    [scored] = partners.rewards.requests[-1].rollouts
+    assert [(each.name, each.diff) for each in scored.steps] == [("bake", b"baked"), ("ice", b"")]
+    assert scored.diff == b"baked and iced"
+    calls = [call_id for _, call_id in ran]
+    assert calls[-1].startswith("ice/")
+    again = [call_id for _, call_id in partners.node.ran[len(ran) :]]
+    assert again == (calls if is_gone else [])
+    resume = Resume.REPLAYED if is_gone else Resume.CONTINUED
+    assert dict(result.resumes.counts) == {ResumeKind(resume, ResumeCause.WORKER): 1}
+
+
 async def test_calls_are_repeated_in_another_environment_when_the_lease_is_gone(
     partners: Any, config: WorkerConfig, successor: RolloutWorker, task_uri: str
 ) -> None:

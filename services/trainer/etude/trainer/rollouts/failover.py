@@ -128,6 +128,15 @@ class FailoverEnvironment(RolloutEnvironment):
 
         return await self._with_failover(work)
 
+    async def diff_of_step(self, number: int) -> bytes:
+        """Diff of the workspace at the end of a step of the task, as it was recorded or is now."""
+        if self.recorder is None:
+            return await self.diff()
+        changes = self.recorder.rollout.changes
+        if number >= len(changes):
+            self.recorder.add_change(await self.diff())
+        return changes[number]
+
     async def snapshot_end(self) -> str:
         """Snapshot the end state, processes included; return the snapshot's id."""
         states = self.source.states(self.lease)

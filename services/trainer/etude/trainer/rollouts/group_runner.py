@@ -245,8 +245,7 @@ class GroupRunner:
             current=source.environment(lease),
             tally=self.tally,
         )
-        # Endpoints give no tokens, and what a task's step left is not recorded.
-        if isinstance(self.chat, ChatFormat) and not self.steps:
+        if isinstance(self.chat, ChatFormat):  # endpoints give no tokens
             environment.recorder = self.history.recorder(
                 self._rollout_id(index), index, attempt=attempt, lost_s=lambda: outage.lost_s
             )

@@ -137,7 +137,7 @@ class StepProgress(LaterSteps):
     async def begin_next(self) -> str | None:
         number = len(self.done)
         try:
-            diff = await self.environment.diff()
+            diff = await self.environment.diff_of_step(number)
         except ChangeTooLargeError as error:
             log.info("the rollout ends with step %s: %s", self.steps[number].name, error)
             return None  # its end is refused for the same reason

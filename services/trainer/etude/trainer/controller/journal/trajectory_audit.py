@@ -183,14 +183,17 @@ def _check_carried(
 
 
 def _contents(records: Iterable[pb.TrajectoryRecord]) -> list[bytes]:
-    """Turns and results of a beginning."""
-    kept = (each for each in records if each.WhichOneof("body") in {"turn", "results"})
+    """Turns, results and changes of a beginning."""
+    kept = (each for each in records if each.WhichOneof("body") in {"turn", "results", "change"})
     return [_content(each) for each in kept]
 
 
 def _content(record: pb.TrajectoryRecord) -> bytes:
-    body: pb.TrajectoryTurn | pb.TrajectoryResults
-    body = record.turn if record.HasField("turn") else record.results
+    body: pb.TrajectoryTurn | pb.TrajectoryResults | pb.TrajectoryChange = record.results
+    if record.HasField("turn"):
+        body = record.turn
+    elif record.HasField("change"):
+        body = record.change
     return body.SerializeToString(deterministic=True)
 
 

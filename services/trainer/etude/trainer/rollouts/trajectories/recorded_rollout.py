@@ -44,9 +44,11 @@ class RecordedRollout:
     """Turns and calls of a rollout so far, and the environment that they ran in."""
 
     records: list[trajectory_log_pb2.TrajectoryRecord] = field(default_factory=list)
-    """Turns and results in order, without places and leases."""
+    """Turns, results and changes in order, without places and leases."""
     turns: list[trajectory_log_pb2.TrajectoryTurn] = field(default_factory=list)
     results: list[trajectory_log_pb2.TrajectoryResults] = field(default_factory=list)
+    changes: list[bytes] = field(default_factory=list)
+    """Diffs of the workspace at the ends of the task's steps so far."""
     lease: environments_pb2.Lease | None = None
     """The last environment; unset once it is known to be gone."""
     active_s: float = 0.0
@@ -88,6 +90,9 @@ class RecordedRollout:
                 self.records.append(record)
             case "results":
                 self.results.append(record.results)
+                self.records.append(record)
+            case "change":
+                self.changes.append(record.change.diff)
                 self.records.append(record)
             case _:
                 pass

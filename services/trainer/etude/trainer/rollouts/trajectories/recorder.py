@@ -131,6 +131,11 @@ class RolloutRecorder:
         )
         self._add(trajectory_log_pb2.TrajectoryRecord(results=results))
 
+    def add_change(self, diff: bytes) -> None:
+        """Record the change up to the end of a step of the task."""
+        change = trajectory_log_pb2.TrajectoryChange(diff=diff)
+        self._add(trajectory_log_pb2.TrajectoryRecord(change=change))
+
     def move(self, lease: environments_pb2.Lease) -> None:
         """Record that the rollout goes on in another environment, once it has started."""
         if self._number:
