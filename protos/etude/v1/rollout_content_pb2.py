@@ -25,19 +25,25 @@ _sym_db = _symbol_database.Default()
 from etude.v1 import weights_pb2 as etude_dot_v1_dot_weights__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65tude/v1/rollout_content.proto\x12\x08\x65tude.v1\x1a\x16\x65tude/v1/weights.proto\"?\n\rContentObject\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x11\n\tnum_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"+\n\x08LinkSize\x12\x0e\n\x06tokens\x18\x01 \x01(\x05\x12\x0f\n\x07sampled\x18\x02 \x01(\x05\"\x81\x01\n\nVersionUse\x12(\n\x07sampled\x18\x01 \x01(\x0b\x32\x17.etude.v1.PolicyVersion\x12(\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x17.etude.v1.PolicyVersion\x12\x0f\n\x07replica\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\x03\"\x80\x01\n\x0eRolloutContent\x12\'\n\x06tokens\x18\x01 \x01(\x0b\x32\x17.etude.v1.ContentObject\x12!\n\x05links\x18\x02 \x03(\x0b\x32\x12.etude.v1.LinkSize\x12\"\n\x04uses\x18\x03 \x03(\x0b\x32\x14.etude.v1.VersionUseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65tude/v1/rollout_content.proto\x12\x08\x65tude.v1\x1a\x16\x65tude/v1/weights.proto\"?\n\rContentObject\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x11\n\tnum_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"+\n\x08LinkSize\x12\x0e\n\x06tokens\x18\x01 \x01(\x05\x12\x0f\n\x07sampled\x18\x02 \x01(\x05\"\x81\x01\n\nVersionUse\x12(\n\x07sampled\x18\x01 \x01(\x0b\x32\x17.etude.v1.PolicyVersion\x12(\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x17.etude.v1.PolicyVersion\x12\x0f\n\x07replica\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\x03\"\xf0\x03\n\x0b\x43\x61llFigures\x12\r\n\x05\x63\x61lls\x18\x01 \x01(\x03\x12\x0e\n\x06\x65rrors\x18\x02 \x01(\x03\x12\r\n\x05turns\x18\x03 \x01(\x03\x12\x11\n\tmalformed\x18\x04 \x01(\x03\x12/\n\x05tools\x18\x05 \x03(\x0b\x32 .etude.v1.CallFigures.ToolsEntry\x12\r\n\x05\x65\x64its\x18\x06 \x01(\x03\x12\x14\n\x0c\x66\x61iled_edits\x18\x07 \x01(\x03\x12\x0f\n\x07\x63hanges\x18\x08 \x01(\x03\x12\x19\n\x11looks_before_edit\x18\t \x01(\x03\x12!\n\x14has_read_before_edit\x18\n \x01(\x08H\x00\x88\x01\x01\x12!\n\x14has_tests_after_edit\x18\x0b \x01(\x08H\x01\x88\x01\x01\x12(\n\x1bhas_edits_after_failed_test\x18\x0c \x01(\x08H\x02\x88\x01\x01\x12\x15\n\rasks_question\x18\r \x01(\x08\x12\x17\n\x0f\x61\x64\x64resses_judge\x18\x0e \x01(\x08\x1a,\n\nToolsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\x17\n\x15_has_read_before_editB\x17\n\x15_has_tests_after_editB\x1e\n\x1c_has_edits_after_failed_test\"\xd0\x01\n\x0eRolloutContent\x12\'\n\x06tokens\x18\x01 \x01(\x0b\x32\x17.etude.v1.ContentObject\x12!\n\x05links\x18\x02 \x03(\x0b\x32\x12.etude.v1.LinkSize\x12\"\n\x04uses\x18\x03 \x03(\x0b\x32\x14.etude.v1.VersionUse\x12&\n\x05\x63\x61lls\x18\x04 \x01(\x0b\x32\x17.etude.v1.ContentObject\x12&\n\x07\x66igures\x18\x05 \x01(\x0b\x32\x15.etude.v1.CallFiguresb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'etude.v1.rollout_content_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_CALLFIGURES_TOOLSENTRY']._loaded_options = None
+  _globals['_CALLFIGURES_TOOLSENTRY']._serialized_options = b'8\001'
   _globals['_CONTENTOBJECT']._serialized_start=68
   _globals['_CONTENTOBJECT']._serialized_end=131
   _globals['_LINKSIZE']._serialized_start=133
   _globals['_LINKSIZE']._serialized_end=176
   _globals['_VERSIONUSE']._serialized_start=179
   _globals['_VERSIONUSE']._serialized_end=308
-  _globals['_ROLLOUTCONTENT']._serialized_start=311
-  _globals['_ROLLOUTCONTENT']._serialized_end=439
+  _globals['_CALLFIGURES']._serialized_start=311
+  _globals['_CALLFIGURES']._serialized_end=807
+  _globals['_CALLFIGURES_TOOLSENTRY']._serialized_start=681
+  _globals['_CALLFIGURES_TOOLSENTRY']._serialized_end=725
+  _globals['_ROLLOUTCONTENT']._serialized_start=810
+  _globals['_ROLLOUTCONTENT']._serialized_end=1018
 # @@protoc_insertion_point(module_scope)
