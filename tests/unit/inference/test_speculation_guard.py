@@ -5,6 +5,7 @@ import contextlib
 from dataclasses import dataclass, field
 
 import pytest
+from prometheus_client import REGISTRY
 from typing_extensions import override
 
 from etude.inference.engine.speculation import (
@@ -12,6 +13,7 @@ from etude.inference.engine.speculation import (
     SpeculationGuard,
     SpeculativeEngine,
     SpeedSample,
+    acceptance,
     pays,
     speedup,
 )
@@ -30,6 +32,8 @@ class Engine(SpeculativeEngine):
     running: float = 8.0
     is_on: bool = True
     tokens: float = 0.0
+    guessed: float = 0.0
+    accepted: float = 0.0
     switches: list[bool] = field(default_factory=list)
 
     @override
@@ -40,7 +44,10 @@ class Engine(SpeculativeEngine):
     @override
     def read_counts(self) -> EngineCounts:
         self.tokens += self.with_guesses if self.is_on else self.without
-        return EngineCounts(self.tokens, self.running)
+        if self.is_on:
+            self.guessed += 50
+            self.accepted += 30
+        return EngineCounts(self.tokens, self.running, self.guessed, self.accepted)
 
 
 async def settle(engine: Engine) -> None:
@@ -59,6 +66,7 @@ async def test_the_faster_way_stays_on(with_guesses: float, stays_on: bool) -> N
     engine = Engine(with_guesses, without=100.0)
     await settle(engine)
     assert engine.switches == [True, False, False, True, stays_on]
+    assert REGISTRY.get_sample_value("etude_speculation_acceptance") == pytest.approx(0.6)
 
 
 async def test_an_idle_engine_keeps_its_guesses_and_is_tried_again() -> None:
@@ -78,3 +86,10 @@ def test_the_speedup_is_of_rates_over_all_windows() -> None:
     assert speedup(windows) == pytest.approx(1.5)
     assert speedup(windows[:1]) is None
     assert not pays(1.0)
+
+
+def test_acceptance_is_of_windows_with_guesses() -> None:
+    on = SpeedSample(is_on=True, tokens=300, seconds=2.0, guessed=40, accepted=10)
+    off = SpeedSample(is_on=False, tokens=100, seconds=1)
+    assert acceptance([on, off, on]) == 0.25
+    assert acceptance([off]) is None

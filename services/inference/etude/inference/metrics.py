@@ -59,3 +59,7 @@ SPECULATION_SPEEDUP = Gauge(
     "etude_speculation_speedup",
     "Tokens a second with guesses over those without, in the last trial of the guard",
 )
+SPECULATION_ACCEPTANCE = Gauge(
+    "etude_speculation_acceptance",
+    "Share of guessed tokens that were accepted, in the last trial of the guard; 0 before one.",
+)

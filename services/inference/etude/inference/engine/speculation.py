@@ -24,6 +24,10 @@ class SpeedSample(NamedTuple):
     tokens: float
     """Sampled tokens."""
     seconds: float
+    guessed: float = 0.0
+    """Guessed tokens."""
+    accepted: float = 0.0
+    """Guessed tokens that were sampled."""
 
 
 class EngineCounts(NamedTuple):
@@ -33,6 +37,10 @@ class EngineCounts(NamedTuple):
     """Sampled tokens since the start."""
     running: float
     """Requests in the batch."""
+    guessed: float = 0.0
+    """Guessed tokens since the start."""
+    accepted: float = 0.0
+    """Guessed tokens that were sampled, since the start."""
 
 
 class SpeculativeEngine(Protocol):
@@ -55,6 +63,12 @@ def speedup(windows: Sequence[SpeedSample]) -> float | None:
     return rates[0] / rates[1]
 
 
+def acceptance(windows: Sequence[SpeedSample]) -> float | None:
+    """Share of the guessed tokens that were accepted; None without guesses."""
+    guessed = sum(window.guessed for window in windows)
+    return sum(window.accepted for window in windows) / guessed if guessed else None
+
+
 def pays(found: float | None) -> bool:
     """True if guesses stay on: they are faster, or nothing was measured."""
     return found is None or found > 1.0
@@ -62,7 +76,15 @@ def pays(found: float | None) -> bool:
 
 def read_registry() -> EngineCounts:
     """Counts of this process's engine from vLLM's own series."""
-    found = {"vllm:generation_tokens_total": 0.0, "vllm:num_requests_running": 0.0}
+    found = dict.fromkeys(
+        (
+            "vllm:generation_tokens_total",
+            "vllm:num_requests_running",
+            "vllm:spec_decode_num_draft_tokens_total",
+            "vllm:spec_decode_num_accepted_tokens_total",
+        ),
+        0.0,
+    )
     for family in REGISTRY.collect():
         for sample in family.samples:
             if sample.name in found:
@@ -84,7 +106,10 @@ class SpeculationGuard:
         """Try for ever; an engine that is idle is tried again later."""
         last: float | None = None
         while True:
-            found = speedup(await self.measure())
+            windows = await self.measure()
+            found, accepted = speedup(windows), acceptance(windows)
+            if accepted is not None:
+                metrics.SPECULATION_ACCEPTANCE.set(accepted)
             if found is not None:
                 metrics.SPECULATION_SPEEDUP.set(found)
                 last = found
@@ -111,7 +136,13 @@ class SpeculationGuard:
                 return None
             await asyncio.sleep(self.window_s / self.polls)
             last = self.engine.read_counts()
-        return SpeedSample(is_on, last.tokens - first.tokens, loop.time() - started)
+        return SpeedSample(
+            is_on,
+            last.tokens - first.tokens,
+            loop.time() - started,
+            last.guessed - first.guessed,
+            last.accepted - first.accepted,
+        )
 
     async def _switch(self, *, is_on: bool) -> None:
         await self.engine.set_speculation(is_on=is_on)
