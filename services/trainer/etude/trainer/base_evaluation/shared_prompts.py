@@ -1,6 +1,6 @@
 """Log-probs of continuations of one prompt, whose shared tokens go through the model once.
 
-Shapes: B prompts of equal length, P their length, R continuations, E their padded length, H hidden
+Shapes: B prompts, P their padded length, R continuations, E their padded length, H hidden
 size, N scored tokens.
 """
 
@@ -27,6 +27,11 @@ class Branches(NamedTuple):
     """Place in the prefix from which on tokens are scored; its length if none is."""
     endings: Sequence[Sequence[int]]
     """Other tokens of each, one at least, all scored."""
+
+    @property
+    def is_long(self) -> bool:
+        """True if an ending goes on after its first token, which the prefix alone predicts."""
+        return any(len(each) > 1 for each in self.endings)
 
 
 def split_branches(sequences: Sequence[TokenSequence]) -> Branches | None:
@@ -70,29 +75,37 @@ def score_choices(
 
 
 def _batches(scorer: ModelScorer, found: Sequence[Branches | None]) -> Iterator[list[int]]:
-    """Groups whose prefixes have one length: padding would come between prefix and endings."""
-    by_length: dict[int, list[int]] = {}
-    for index, each in enumerate(found):
-        if each is not None:
-            by_length.setdefault(len(each.prefix), []).append(index)
-    for length in sorted(by_length):
-        batch: list[int] = []
-        rows = 0
-        for index in by_length[length]:
-            branches = found[index]
-            assert branches is not None  # noqa: S101 - chosen above
-            # Every ending may need its copy of the keys and values of its prefix.
-            if batch and length * (rows + len(branches.endings)) > scorer.batch_tokens:
-                yield batch
-                batch, rows = [], 0
-            batch.append(index)
-            rows += len(branches.endings)
+    """Groups of one pass; prefixes that longer endings go on from have one length in it.
+
+    Padding would come between those prefixes and their endings.
+    """
+    order = sorted(
+        (each.is_long, len(each.prefix), index)
+        for index, each in enumerate(found)
+        if each is not None
+    )
+    batch: list[int] = []
+    first, rows = (False, 0), 0
+    for is_long, length, index in order:
+        branches = found[index]
+        assert branches is not None  # noqa: S101 - chosen above
+        # Every longer ending needs its copy of the keys and values of its prefix.
+        added = len(branches.endings) if is_long else 1
+        is_other = first[0] != is_long or (is_long and first[1] != length)
+        if batch and (is_other or length * (rows + added) > scorer.batch_tokens):
+            yield batch
+            batch, rows = [], 0
+        if not batch:
+            first = (is_long, length)
+        batch.append(index)
+        rows += added
+    if batch:
         yield batch
 
 
 @dataclass(frozen=True, slots=True)
 class _PrefixPass:
-    """Forward passes over some prefixes of one length, and over what follows them."""
+    """Forward passes over some prefixes, and over what follows them."""
 
     scorer: ModelScorer
     batch: Sequence[Branches]
@@ -100,20 +113,20 @@ class _PrefixPass:
     @torch.no_grad()
     def score(self) -> list[list[float]]:
         """Sums of the log-probs of each group's sequences."""
-        length = len(self.batch[0].prefix)
         endings = [(row, each) for row, group in enumerate(self.batch) for each in group.endings]
-        is_long = any(len(ending) > 1 for _, ending in endings)
+        is_long = any(each.is_long for each in self.batch)
         output = self._forward([each.prefix for each in self.batch], use_cache=is_long)
         if is_long and not hasattr(output.past_key_values, "batch_select_indices"):
             return self._score_apart()  # states of another kind than keys and values
         hidden = output.last_hidden_state
         shared = [
-            self._sum(hidden[row, each.first - 1 : length - 1], each.prefix[each.first :])
+            self._sum(hidden[row, each.first - 1 : len(each.prefix) - 1], each.prefix[each.first :])
             for row, each in enumerate(self.batch)
         ]
-        firsts = self._logprobs(
-            hidden[[row for row, _ in endings], -1], [ending[0] for _, ending in endings]
-        ).tolist()
+        rows = [row for row, _ in endings]
+        places = [len(self.batch[row].prefix) - 1 for row in rows]
+        first_tokens = [ending[0] for _, ending in endings]
+        firsts = self._logprobs(hidden[rows, places], first_tokens).tolist()
         rest = [0.0] * len(endings)
         if is_long:
             rest = self._score_rest(output.past_key_values, endings)
