@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl oracles bench-monitors bench-ledger bench-credit bench-branches bench-repos bench-toolchains bench-hacks bench-images bench-groups bench-tasks bench-scale bench-lending bench-resume chaos-trainer bench-mtp bench-moe bench-trainer bench-long-rollouts test-privacy search-model bench-search system-deps buf
+.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl oracles bench-monitors bench-ledger bench-credit bench-branches bench-repos bench-toolchains bench-hacks bench-images bench-groups bench-tasks bench-scale bench-lending bench-resume chaos-trainer bench-mtp bench-moe bench-sft bench-trainer bench-long-rollouts test-privacy search-model bench-search system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -218,6 +218,9 @@ bench-lending: $(READY) ## slots and engines of users lent to rollouts, in burst
 
 bench-mtp: $(READY) ## guesses of a head of multi-token prediction on the real engine, with and without: bench/out/mtp.json (CPU, idle, five minutes)
 	$(RUN) python bench/mtp.py
+
+bench-sft: $(READY) ## held-out cross-entropy after SFT against the reward after RL, over a sweep: bench/out/sft_reward.json (CPU, minutes)
+	$(RUN) python bench/sft_reward.py
 
 bench-moe: $(READY) ## mismatch of the real engine and the learner with and without replayed routers: bench/out/moe.json (CPU, minutes)
 	$(RUN) python bench/moe.py
