@@ -100,10 +100,28 @@ def test_a_pass_without_gradient_runs_blocks_as_they_are(tmp_path: Path) -> None
     assert torch.equal(found, expected.logprobs)
 
 
+def exact_gradients(folder: Path, *, lengths: tuple[int, ...]) -> list[Tensor]:
+    """Gradients of the same loss in float64, each sequence in a pass of its own."""
+    model = build(folder, Checkpointing.NONE).model.double()
+    ids = torch.arange(LENGTH)
+    logits = torch.cat(
+        [model(input_ids=part[None]).logits[0] for part in ids.split(lengths or LENGTH)]
+    )
+    (logits[:-1].log_softmax(-1).gather(1, ids[1:, None])).sum().backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def distance(found: list[Tensor], exact: list[Tensor]) -> float:
+    """Norm of the difference over the norm of the exact gradients."""
+    pairs = zip(found, exact, strict=True)
+    squares = sum(float((own.double() - true).square().sum()) for own, true in pairs)
+    return (squares / sum(float(true.square().sum()) for true in exact)) ** 0.5
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("lengths", [(), (10, 14)], ids=["padded", "packed"])
 @pytest.mark.parametrize("mode", [Checkpointing.NONE, Checkpointing.BLOCKS])
-def test_compiled_blocks_give_the_same_gradients(
+def test_compiled_blocks_give_gradients_as_exact_as_others(
     mode: Checkpointing, lengths: tuple[int, ...], tmp_path: Path
 ) -> None:
     torch._dynamo.reset()
@@ -116,5 +134,8 @@ def test_compiled_blocks_give_the_same_gradients(
     counters: Any = torch._dynamo.utils.counters
     found, _ = step(compiled, lengths=lengths)
     assert counters["stats"]["unique_graphs"] > 0
-    for own, plain in zip(found, expected, strict=True):
-        torch.testing.assert_close(own, plain, rtol=0, atol=1e-5)
+    # Compiled kernels add in another order, which no fixed gap between the two allows for: elements
+    # of up to 14 differ by 1.4e-5, and each is 1.9e-5 from float64.
+    exact = exact_gradients(tmp_path, lengths=lengths)
+    assert distance(expected, exact) < 1e-5
+    assert distance(found, exact) < 2 * distance(expected, exact)
