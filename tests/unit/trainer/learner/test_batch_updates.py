@@ -16,7 +16,7 @@ from etude.common.api.run.phases import Algorithm
 from etude.common.api.storage import Storage
 from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.algorithms.registry import build_algorithm
-from etude.trainer.learner.batches import PolicyBatch, PolicySequence
+from etude.trainer.learner.batches import KlLimitError, PolicyBatch, PolicySequence
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.gradients import accumulate_gradients, microbatch_losses
 from etude.trainer.learner.learner import Learner
@@ -318,6 +318,16 @@ def test_an_update_too_far_from_its_sampler_is_left_out_and_counted(build: Build
     near = learner.policy_step(links())
     assert near.extra["limited_fraction"] == 0
     assert near.weight_digest != before
+
+
+def test_a_phase_that_stops_at_the_limit_says_how_far_the_policy_is(build: Build) -> None:
+    learner = build(klLimit=0.1, onKlLimit="Stop")
+    before = learner.digest()
+    with pytest.raises(KlLimitError, match=r"nats a token, more than klLimit 0.1; the update was"):
+        learner.policy_step(links(logprob=-6.0))
+    assert learner.digest() == before
+    with pytest.raises(ValueError, match="onKlLimit is ignored without klLimit"):
+        algorithm("DrGRPO", onKlLimit="Stop")
 
 
 def test_a_limit_leaves_out_single_updates_of_a_batch(build: Build) -> None:

@@ -295,6 +295,10 @@ CONTROLLERS_OWN = {
         "lower the learning rate",
         VERSION_REFUSED,
     ),
+    "KlLimit": Advice(
+        "the policy left the weights that sample by more than klLimit",
+        "lower the learning rate or maxStalenessVersions, raise klLimit, or set onKlLimit: Skip",
+    ),
     "NonFiniteLoss": Advice("the loss is no number", "lower the learning rate; " + _LOG),
     "SamplerMismatch": Advice(
         "engines do not sample what the trainer published",

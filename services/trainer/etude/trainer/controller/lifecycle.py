@@ -30,7 +30,7 @@ from etude.trainer.controller.reporting.reports import NAME, RunService
 from etude.trainer.controller.run import Run, RunServices, root_cause
 from etude.trainer.exit_codes import exit_code
 from etude.trainer.export.receipts import NonFiniteWeightsError
-from etude.trainer.learner.batches import NonFiniteLossError
+from etude.trainer.learner.batches import RefusedUpdateError
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.ray_calls import unwrap_ray_error
 from etude.trainer.rollouts.protocol import WorkerConfig
@@ -46,7 +46,7 @@ FINAL_REPORT_S = 1.0
 """Time for watchers to read the last report of a process that exits on an error."""
 
 
-_FINAL = (RunFailedError, NonFiniteLossError, NonFiniteWeightsError, InvalidFieldError)
+_FINAL = (RunFailedError, RefusedUpdateError, NonFiniteWeightsError, InvalidFieldError)
 """Errors that a restart of this process would only repeat."""
 
 

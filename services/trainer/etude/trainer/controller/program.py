@@ -21,7 +21,7 @@ from etude.trainer.controller.progress import RunFailedError, slow_step_s
 from etude.trainer.controller.reporting.commands import dump_stacks
 from etude.trainer.controller.run import Run, root_cause
 from etude.trainer.export.receipts import NonFiniteWeightsError
-from etude.trainer.learner.batches import NonFiniteLossError
+from etude.trainer.learner.batches import RefusedUpdateError
 from etude.v1 import run_pb2
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ EVALUATION_LIMIT_S = 3_600.0
 
 WATCH_EVERY_S = 5.0
 
-_ENDINGS = (RunFailedError, NonFiniteLossError, NonFiniteWeightsError, UserError, InvalidFieldError)
+_ENDINGS = (RunFailedError, RefusedUpdateError, NonFiniteWeightsError, UserError, InvalidFieldError)
 """Errors of training that end the run for good, or until its user changes something."""
 
 

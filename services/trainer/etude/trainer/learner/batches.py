@@ -21,7 +21,17 @@ Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
 
-class NonFiniteLossError(EtudeError):
+class RefusedUpdateError(EtudeError):
+    """An update was not applied, and the phase stops then; no weight changed."""
+
+
+class KlLimitError(RefusedUpdateError):
+    """The policy is further from the weights that sampled than klLimit."""
+
+    reason = "KlLimit"
+
+
+class NonFiniteLossError(RefusedUpdateError):
     """The loss or its gradient was NaN or infinite; the step was not applied."""
 
     reason = "NonFiniteLoss"

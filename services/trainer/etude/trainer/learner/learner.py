@@ -154,7 +154,7 @@ class Learner:
 
         Raises:
             InvalidFieldError: a token that the model does not know, or a sequence too long.
-            NonFiniteLossError: an update was not applied, nor any after it.
+            RefusedUpdateError: an update was not applied, nor any after it.
             WrongStateError: the phase that was started has no algorithm.
         """
         started = time.perf_counter()

@@ -14,6 +14,7 @@ from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.algorithms.importance_sampling import correction_weights, off_policy_mask
 from etude.trainer.algorithms.losses import MAX_EXPONENT
 from etude.trainer.algorithms.tokens import TokenLogprobs
+from etude.trainer.learner.batches import KlLimitError
 from etude.trainer.learner.sequence_packing import Microbatch
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.output_head import TokenScores
@@ -118,13 +119,23 @@ class PolicyObjective:
 
         Returns:
             limited_fraction, 1 if the update must be left out, else 0; nothing without a limit.
+
+        Raises:
+            KlLimitError: it is beyond the limit, and the phase stops then.
         """
-        limit = self.algorithm.parameters.kl_limit
+        parameters = self.algorithm.parameters
+        limit = parameters.kl_limit
         if limit is None:
             return {}
         total, tokens = ranks.total(self.divergence).tolist()
         self.divergence = _no_divergence()
-        return {"limited_fraction": float(total > limit * tokens)}
+        is_beyond = total > limit * tokens
+        if is_beyond and parameters.on_kl_limit == "Stop":
+            raise KlLimitError(
+                f"the policy diverges from the sampler by {total / tokens:.3g} nats a token, more"
+                f" than klLimit {limit:g}; the update was not applied"
+            )
+        return {"limited_fraction": float(is_beyond)}
 
     def summary(self, ranks: RankGroup, *, trained_tokens: int) -> dict[str, float]:
         """Means over the tokens of all ranks, and the tail of the mismatch; collective.

@@ -122,7 +122,10 @@ class AlgorithmParameters(Model):
     that grows with their length."""
     kl_limit: Annotated[float, Between(1e-6, 1e2)] | None = None
     """Largest mean divergence of the policy from the sampler over the tokens of an update, in nats
-    a token. An update beyond it is left out: the weights stay. None unless set."""
+    a token. An update beyond it is not applied. None unless set."""
+    on_kl_limit: Literal["Skip", "Stop"] = "Skip"
+    """An update beyond klLimit: Skip leaves it out, and the run goes on with the next; Stop ends
+    the run. The weights stay in both."""
     opsm_delta: Annotated[float, Between(1e-4, 1e2)] | None = None
     """Off-policy sequence mask: a rollout of negative advantage is left out if its tokens are less
     likely by more than this, in nats on average, than where they were sampled. None unless set."""
@@ -141,6 +144,12 @@ class AlgorithmParameters(Model):
     def _sample_has_effect(self) -> Self:
         if "filtered_sample_tokens" in self.model_fields_set and self.group_filter == "None":
             raise ValueError("filteredSampleTokens is ignored with groupFilter None")
+        return self
+
+    @model_validator(mode="after")
+    def _limit_has_effect(self) -> Self:
+        if "on_kl_limit" in self.model_fields_set and self.kl_limit is None:
+            raise ValueError("onKlLimit is ignored without klLimit")
         return self
 
     @model_validator(mode="after")

@@ -75,7 +75,7 @@ class FeedbackPhase:
 
         Raises:
             RunFailedError: engine and learner disagree, or the journal and the store do.
-            NonFiniteLossError: a step failed; nothing was changed by it.
+            RefusedUpdateError: a step failed; nothing was changed by it.
         """
         progress = self.run.progress
         await self.run.learners.start_phase(self.phase, progress.cursor.step)

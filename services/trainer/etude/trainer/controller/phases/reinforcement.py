@@ -35,7 +35,7 @@ from etude.trainer.controller.publishing.in_flight import ignore_change
 from etude.trainer.controller.reporting.rows import Row
 from etude.trainer.controller.run import Run
 from etude.trainer.export.receipts import NonFiniteWeightsError
-from etude.trainer.learner.batches import NonFiniteLossError
+from etude.trainer.learner.batches import RefusedUpdateError
 from etude.trainer.learner.routes.replay import replay_mode
 from etude.trainer.rollouts.protocol import GroupRequest
 from etude.trainer.seeding import derive_seed
@@ -88,7 +88,7 @@ class ReinforcementPhase:
 
         Raises:
             RunFailedError: engine and learner disagree, or too many rollouts were lost.
-            NonFiniteLossError: a step failed; nothing was changed by it.
+            RefusedUpdateError: a step failed; nothing was changed by it.
             NonFiniteWeightsError: a step led to NaN or infinite weights.
         """
         run = self.run
@@ -118,7 +118,7 @@ class ReinforcementPhase:
             adapting = self._adapt_concurrency()
             try:
                 return await self._train_to_end()
-            except (RunFailedError, NonFiniteLossError, NonFiniteWeightsError):
+            except (RunFailedError, RefusedUpdateError, NonFiniteWeightsError):
                 # The run ends for good; versions that were encoded before are still valid.
                 await run.publishing.queue.wait_for_room(0)
                 raise
