@@ -1,5 +1,6 @@
 """Blocks that compute their activations again."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def distance(found: list[Tensor], exact: list[Tensor]) -> float:
     """Norm of the difference over the norm of the exact gradients."""
     pairs = zip(found, exact, strict=True)
     squares = sum(float((own.double() - true).square().sum()) for own, true in pairs)
-    return (squares / sum(float(true.square().sum()) for true in exact)) ** 0.5
+    return math.sqrt(squares / sum(float(true.square().sum()) for true in exact))
 
 
 @pytest.mark.long
