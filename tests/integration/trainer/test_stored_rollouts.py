@@ -6,7 +6,7 @@ from typing import Any
 
 from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.blobs import open_store
-from etude.trainer.contents.objects import restore_links
+from etude.trainer.contents.objects import restore_rollouts
 from etude.trainer.rollouts.protocol import GroupRequest
 from etude.trainer.rollouts.worker import RolloutWorker
 from etude.trainer.routing.table import EngineState, RoutingTable
@@ -39,7 +39,7 @@ async def test_tokens_are_in_the_store_and_records_have_their_counts(
     records = [JournalRollout.FromString(data) for data in result.records]
     assert [record.reward.reward for record in records] == [1.0] * 3
     assert not any(record.rollout.links for record in records)
-    whole = list(restore_links(open_store((tmp_path / "run").as_uri()), records))
+    whole = list(restore_rollouts(open_store((tmp_path / "run").as_uri()), records))
     for record, handed in zip(whole, records, strict=True):
         sampled = sum(record.rollout.links[0].loss_mask)
         assert sampled == record.rollout.costs.completion_tokens

@@ -11,14 +11,21 @@ from etude.common.blobs import MemoryStore, MissingError
 from etude.common.errors import CorruptError, InvalidFieldError, StoreError
 from etude.common.weights import VersionId
 from etude.trainer.contents import objects
+from etude.trainer.contents.call_figures import call_figures
 from etude.trainer.contents.content_checks import check_content
 from etude.trainer.contents.measures import num_tokens, version_uses
-from etude.trainer.contents.objects import read_links, restore_links, write_links
+from etude.trainer.contents.objects import (
+    read_links,
+    restore_calls,
+    restore_rollouts,
+    write_links,
+)
 from etude.trainer.contents.rollout_checks import InvalidSpanError
 from etude.trainer.rollouts.content_writer import ContentWriter
 from etude.trainer.rollouts.protocol import GroupRequest
 from etude.trainer.routing.table import Purpose
 from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2, weights_pb2
+from etude.v1.rollout_content_pb2 import ContentObject
 
 V4, V5 = VersionId(1, 4), VersionId(1, 5)
 KNOWN = {V4: 4, V5: 5}
@@ -85,7 +92,24 @@ async def test_a_record_without_its_tokens_has_their_counts_and_gets_them_again(
     assert num_tokens(handed) == num_tokens(given) == 17
     assert list(version_uses(handed)) == list(version_uses(given))
     assert [use.tokens for use in version_uses(handed)] == [7, 4]
-    assert list(restore_links(store, [handed])) == [given]
+    assert list(restore_rollouts(store, [handed])) == [given]
+
+
+async def test_calls_and_the_final_message_are_stored_and_measured_too() -> None:
+    store, given = MemoryStore(), scored()
+    given.rollout.final_message = "Should I go on?"
+    for turn, name in enumerate(("read_file", "search_replace", "run_terminal")):
+        given.rollout.calls.add(turn=turn, name=name, arguments_json='{"path": "a"}', result="x")
+    given.rollout.calls.add(turn=3, is_malformed=True)
+    handed = await store_tokens(store, given)
+    assert not handed.rollout.calls
+    assert not handed.rollout.final_message
+    assert call_figures(handed) == call_figures(given)
+    assert (handed.content.figures.calls, handed.content.figures.malformed) == (3, 1)
+    assert handed.content.figures.has_read_before_edit
+    assert list(restore_rollouts(store, [handed])) == [given]
+    assert list(restore_calls(store, handed).rollout.calls) == list(given.rollout.calls)
+    check_content(handed, prefix=PREFIX, max_tokens=1_000, position_of=KNOWN.get)
 
 
 async def test_the_size_of_a_record_does_not_depend_on_its_tokens() -> None:
@@ -112,7 +136,7 @@ async def test_tokens_larger_than_one_request_are_stored_whole(
 ) -> None:
     monkeypatch.setattr(objects, "MAX_CREATE_BYTES", 16)
     store, given = MemoryStore(), scored()
-    assert list(restore_links(store, [await store_tokens(store, given)])) == [given]
+    assert list(restore_rollouts(store, [await store_tokens(store, given)])) == [given]
 
 
 async def test_a_rollout_that_cannot_be_trained_on_is_masked_and_leaves_no_object() -> None:
@@ -194,6 +218,9 @@ HOSTILE: dict[str, Callable[[journal_pb2.JournalRollout], object]] = {
     "content.tokens.num_bytes": lambda r: setattr(r.content.tokens, "num_bytes", 0),
     "content.tokens.num_bytes ": lambda r: setattr(r.content.tokens, "num_bytes", 1 << 40),
     "content.tokens.digest": lambda r: setattr(r.content.tokens, "digest", b"short"),
+    "content.calls.key": lambda r: r.content.calls.CopyFrom(ContentObject(key="owner")),
+    "content.figures.edits": lambda r: setattr(r.content.figures, "edits", -1),
+    "content.figures.tools": lambda r: setattr(r.content.figures, "calls", 1),
     "content.links": lambda r: r.content.ClearField("links"),
     "content.links[0].tokens": lambda r: setattr(r.content.links[0], "tokens", 9_999),
     "content.links[0].sampled": lambda r: setattr(r.content.links[0], "sampled", 8),

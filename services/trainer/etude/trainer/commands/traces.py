@@ -15,7 +15,7 @@ from etude.common.blobs import Store
 from etude.common.errors import EtudeError, Problem, UserError
 from etude.common.stores import open_source
 from etude.trainer.commands import verifiers_traces
-from etude.trainer.contents.objects import restore_links
+from etude.trainer.contents.objects import restore_rollouts
 from etude.trainer.controller.journal.audit import JOURNAL
 from etude.trainer.controller.journal.record_parts import join_parts
 from etude.trainer.controller.journal.segments import decode_segment
@@ -35,7 +35,7 @@ def rollouts(store: Store) -> Iterator[journal_pb2.JournalRollout]:
         name = record.rollout.rollout.rollout_id
         if record.HasField("rollout") and name not in seen:
             seen.add(name)
-            yield from restore_links(store, [record.rollout])
+            yield from restore_rollouts(store, [record.rollout])
     if not keys:
         fix = "name a run that reached reinforcement learning"
         raise UserError(Problem("NotFound", "holds no journal", store.url, fix))

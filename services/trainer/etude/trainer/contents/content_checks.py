@@ -10,6 +10,8 @@ from etude.trainer.contents.rollout_checks import InvalidSpanError, PositionOf
 from etude.v1 import journal_pb2, rollout_content_pb2
 
 MAX_LINKS = 16_384
+MAX_TOOLS = 1_024
+MAX_CALLS = 10_000_000
 MAX_USES = 4_096
 """Versions and engines of one rollout: more than any bound of staleness allows."""
 
@@ -33,6 +35,9 @@ def check_content(
     if record.rollout.links:
         raise InvalidFieldError("links", "are in the record and in the store")
     _check_object(content.tokens, "content.tokens", prefix)
+    if content.HasField("calls"):
+        _check_object(content.calls, "content.calls", prefix)
+    _check_figures(content.figures)
     sampled = _check_sizes(content.links, max_tokens)
     _check_uses(record, sampled, position_of)
 
@@ -50,6 +55,23 @@ def _check_object(reference: rollout_content_pb2.ContentObject, where: str, pref
     if len(reference.digest) != DIGEST_BYTES:
         found = f"{len(reference.digest)} bytes, not {DIGEST_BYTES}"
         raise InvalidFieldError(f"{where}.digest", found)
+
+
+def _check_figures(figures: rollout_content_pb2.CallFigures) -> None:
+    """Check that counts are counts, and not more than fit beside each other.
+
+    Raises:
+        InvalidFieldError: naming the first that is impossible.
+    """
+    if len(figures.tools) > MAX_TOOLS:
+        found = f"{len(figures.tools)} names; {MAX_TOOLS} are the limit"
+        raise InvalidFieldError("content.figures.tools", found)
+    for name in ("calls", "errors", "turns", "malformed", "edits", "failed_edits", "changes"):
+        count = int(getattr(figures, name))
+        if not 0 <= count <= MAX_CALLS:
+            raise InvalidFieldError(f"content.figures.{name}", f"{count} is not 0 to {MAX_CALLS}")
+    if sum(figures.tools.values()) != figures.calls:
+        raise InvalidFieldError("content.figures.tools", f"are not the {figures.calls} calls")
 
 
 def _check_sizes(links: Sequence[rollout_content_pb2.LinkSize], max_tokens: int) -> int:

@@ -84,6 +84,43 @@ def write_links(
     )
 
 
+def write_calls(
+    store: Store, prefix: str, rollout: rollout_pb2.Rollout
+) -> rollout_content_pb2.ContentObject | None:
+    """Write the calls and the final message of a rollout; None if it has neither.
+
+    Raises:
+        StoreError: the store does not answer; write again.
+    """
+    if not rollout.calls and not rollout.final_message:
+        return None
+    alone = rollout_pb2.Rollout(
+        rollout_id=rollout.rollout_id, calls=rollout.calls, final_message=rollout.final_message
+    )
+    return write_object(store, f"{prefix}{rollout.rollout_id}.calls", alone.SerializeToString())
+
+
+def read_calls(
+    store: Store, content: rollout_content_pb2.RolloutContent, rollout_id: str
+) -> rollout_pb2.Rollout:
+    """Read a rollout of which only the calls, the final message and the id are set.
+
+    Raises:
+        MissingError: it is gone.
+        CorruptError: it is another rollout, or has other bytes than were accepted.
+        StoreError: the store does not answer.
+    """
+    return _read_part(store, content.calls, rollout_id)
+
+
+def list_objects(
+    content: rollout_content_pb2.RolloutContent,
+) -> list[rollout_content_pb2.ContentObject]:
+    """All objects of a content."""
+    parts = [name for name in ("tokens", "calls") if content.HasField(name)]
+    return [getattr(content, name) for name in parts]
+
+
 def read_links(
     store: Store, content: rollout_content_pb2.RolloutContent, rollout_id: str
 ) -> rollout_pb2.Rollout:
@@ -94,22 +131,50 @@ def read_links(
         CorruptError: it is another rollout, or has other tokens than were accepted.
         StoreError: the store does not answer.
     """
-    where = f"{store.url}/{content.tokens.key}"
-    try:
-        rollout = rollout_pb2.Rollout.FromString(read_object(store, content.tokens))
-    except DecodeError as cause:
-        raise CorruptError(f"{where}: is no rollout: {cause}") from cause
-    if rollout.rollout_id != rollout_id:
-        raise CorruptError(f"{where}: is of {rollout.rollout_id!r}, not of {rollout_id!r}")
+    rollout = _read_part(store, content.tokens, rollout_id)
     if measure_links(rollout.links) != list(content.links):
+        where = f"{store.url}/{content.tokens.key}"
         raise CorruptError(f"{where}: has other numbers of tokens than were accepted")
     return rollout
 
 
-def restore_links(
+def _read_part(
+    store: Store, reference: rollout_content_pb2.ContentObject, rollout_id: str
+) -> rollout_pb2.Rollout:
+    """Read an object that is a part of a rollout.
+
+    Raises:
+        CorruptError: it is no part of that rollout.
+    """
+    where = f"{store.url}/{reference.key}"
+    try:
+        rollout = rollout_pb2.Rollout.FromString(read_object(store, reference))
+    except DecodeError as cause:
+        raise CorruptError(f"{where}: is no rollout: {cause}") from cause
+    if rollout.rollout_id != rollout_id:
+        raise CorruptError(f"{where}: is of {rollout.rollout_id!r}, not of {rollout_id!r}")
+    return rollout
+
+
+def restore_calls(store: Store, record: journal_pb2.JournalRollout) -> journal_pb2.JournalRollout:
+    """Give a record with its calls and its final message, and without links.
+
+    Raises:
+        MissingError: they are gone.
+        CorruptError: they are damaged.
+        StoreError: the store does not answer.
+    """
+    whole = journal_pb2.JournalRollout()
+    whole.CopyFrom(record)
+    if record.content.HasField("calls"):
+        whole.rollout.MergeFrom(read_calls(store, record.content, record.rollout.rollout_id))
+    return whole
+
+
+def restore_rollouts(
     store: Store, records: Iterable[journal_pb2.JournalRollout]
 ) -> Iterator[journal_pb2.JournalRollout]:
-    """Give each record with its links, one at a time; those that hold them stay as they are.
+    """Give each record with its links and calls, one at a time; whole ones stay as they are.
 
     Raises:
         MissingError: a content is gone.
@@ -120,8 +185,7 @@ def restore_links(
         if not record.HasField("content"):
             yield record
             continue
-        whole = journal_pb2.JournalRollout()
-        whole.CopyFrom(record)
+        whole = restore_calls(store, record)
         found = read_links(store, record.content, record.rollout.rollout_id)
         whole.rollout.links.extend(found.links)
         whole.ClearField("content")

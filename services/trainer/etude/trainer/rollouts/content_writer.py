@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from etude.common.blobs import Store
 from etude.common.errors import InvalidFieldError
 from etude.common.store_retry import StoreRetry
-from etude.trainer.contents.objects import MAX_CONTENT_BYTES, group_prefix, write_links
+from etude.trainer.contents.call_figures import measure_calls
+from etude.trainer.contents.objects import (
+    MAX_CONTENT_BYTES,
+    group_prefix,
+    write_calls,
+    write_links,
+)
 from etude.trainer.contents.rollout_checks import InvalidSpanError, check_rollout
 from etude.trainer.rollouts.protocol import GroupRequest
 from etude.trainer.rollouts.scoring import mask_rollout
@@ -17,7 +23,7 @@ from etude.v1 import journal_pb2
 
 @dataclass(slots=True, kw_only=True)
 class ContentWriter:
-    """Moves the links of finished rollouts from their records to the run's store."""
+    """Moves links and calls of finished rollouts from their records to the run's store."""
 
     store: Store
     vocab_size: int
@@ -53,7 +59,14 @@ class ContentWriter:
         else:
             is_evaluation = order.purpose is Purpose.EVALUATION
             prefix = group_prefix(order.group_id, of_evaluation=is_evaluation)
-            record.content.CopyFrom(write_links(self.store, prefix, rollout))
+            content = write_links(self.store, prefix, rollout)
+            calls = write_calls(self.store, prefix, rollout)
+            if calls is not None:
+                content.calls.CopyFrom(calls)
+                content.figures.CopyFrom(measure_calls(rollout))
+                rollout.ClearField("calls")
+                rollout.ClearField("final_message")
+            record.content.CopyFrom(content)
         rollout.ClearField("links")
 
 

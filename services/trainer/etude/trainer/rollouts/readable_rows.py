@@ -12,7 +12,7 @@ from etude.common.evaluation.rollout_metrics import edits_without_evidence, late
 from etude.common.run_folder.record import open_record
 from etude.common.weights import VersionId
 from etude.trainer.contents.measures import num_tokens
-from etude.trainer.contents.objects import OF_EVALUATIONS, restore_links
+from etude.trainer.contents.objects import OF_EVALUATIONS, list_objects, restore_rollouts
 from etude.v1 import environments_pb2, journal_pb2, rollout_pb2
 
 Row = dict[str, Any]
@@ -36,9 +36,9 @@ def write_readable_rollouts(
         StoreError: the store does not answer.
     """
     parsed = [journal_pb2.JournalRollout.FromString(data) for data in records]
-    rows = rollout_rows(restore_links(store, parsed), chat)
+    rows = rollout_rows(restore_rollouts(store, parsed), chat)
     open_record(store).write_rollouts(step, split, rows)
-    keys = [each.content.tokens.key for each in parsed if each.HasField("content")]
+    keys = [found.key for each in parsed for found in list_objects(each.content)]
     store.delete([key for key in keys if key.startswith(OF_EVALUATIONS)])
 
 

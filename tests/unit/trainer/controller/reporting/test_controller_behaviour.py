@@ -2,16 +2,16 @@
 
 import json
 import math
+from collections.abc import Sequence
 
 from prometheus_client import REGISTRY
 
-from etude.trainer.controller.reporting.behaviour import (
-    behaviour,
-    token_sums,
-    trajectory_figures,
-)
+from etude.trainer.contents.call_figures import measure_calls
+from etude.trainer.controller.reporting import behaviour as reporting
+from etude.trainer.controller.reporting.behaviour import Behaviour, token_sums
 from etude.trainer.controller.reporting.policy_metrics import set_behaviour_metrics
-from etude.v1.rollout_pb2 import CallRecord, Costs
+from etude.v1.rollout_content_pb2 import CallFigures
+from etude.v1.rollout_pb2 import CallRecord, Costs, Rollout
 
 
 def call(
@@ -20,6 +20,18 @@ def call(
     return CallRecord(
         turn=turn, name=name, arguments_json=json.dumps(arguments), result=result, is_error=error
     )
+
+
+def measure(rollouts: Sequence[Sequence[CallRecord]]) -> list[CallFigures]:
+    return [measure_calls(Rollout(calls=calls)) for calls in rollouts]
+
+
+def behaviour(rollouts: Sequence[Sequence[CallRecord]]) -> Behaviour:
+    return reporting.behaviour(measure(rollouts))
+
+
+def trajectory_figures(rollouts: Sequence[Sequence[CallRecord]]) -> dict[str, float]:
+    return reporting.trajectory_figures(measure(rollouts))
 
 
 READ = call(0, "read_file", "text", path="a.py")

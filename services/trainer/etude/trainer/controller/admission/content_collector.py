@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from etude.common.blobs import Store
 from etude.common.errors import StoreError
-from etude.trainer.contents.objects import group_prefix
+from etude.trainer.contents.objects import group_prefix, list_objects
 from etude.trainer.controller.admission.groups import RolloutGroup
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,8 @@ class ContentCollector:
         self._repeated.discard(group.group_id)
         if self.is_restored:
             return
-        named = {record.content.tokens.key for record in group.finished.values()}
+        records = group.finished.values()
+        named = {found.key for record in records for found in list_objects(record.content)}
         try:
             await asyncio.to_thread(self._delete_unnamed, group.group_id, named, set(group.spent))
         except StoreError as error:

@@ -6,14 +6,13 @@ from typing import NamedTuple
 
 from pydantic import TypeAdapter
 
-from etude.agent import transcript
 from etude.common.api.meta import number
 from etude.common.api.run.phase_goals import MonitorRule
 from etude.common.api.run.roles import RewardsRole
-from etude.common.monitors.judge_gap import addresses_judge
 from etude.common.monitors.registry import MONITORS, evaluate_window
 from etude.common.monitors.window import Finding, RolloutFacts, Window
 from etude.trainer import metrics
+from etude.trainer.contents.call_figures import call_figures
 from etude.trainer.contents.measures import num_tokens
 from etude.trainer.controller.checkpoints.state import MonitorHistory
 from etude.trainer.controller.reporting.rows import Row
@@ -160,21 +159,20 @@ def group_facts(
 
 def _facts(record: journal_pb2.JournalRollout, judges: frozenset[str]) -> RolloutFacts:
     rollout = record.rollout
-    edits = sum(bool(transcript.edits(call)) for call in rollout.calls)
+    found = call_figures(record)
     judged = [1 + part.value for part in record.reward.parts if part.name in judges]
     is_finished = rollout.ending == rollout_pb2.ENDING_STOPPED
-    asks = is_finished and transcript.asks_question(rollout.final_message)
     return RolloutFacts(
         group=rollout.group_id,
         calls=rollout.costs.tool_calls,
         broken_calls=rollout.costs.malformed_calls,
-        edits=edits,
-        is_question=asks and not edits,
+        edits=found.changes,
+        is_question=is_finished and found.asks_question and not found.changes,
         is_masked=_success(record) is None,
         tokens=num_tokens(record) or None,
         hidden_passed=_success(record),
         judge_reward=sum(judged) / len(judged) if judged else None,
-        has_injection=bool(judges) and addresses_judge(rollout.final_message),
+        has_injection=bool(judges) and found.addresses_judge,
     )
 
 

@@ -11,8 +11,14 @@ from typing import Any, NamedTuple
 from etude.common.evaluation.scores import Samples, best_of_k, mean_at_n
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.manifest import Stats
+from etude.trainer.contents.call_figures import call_figures
 from etude.trainer.contents.measures import num_tokens
-from etude.trainer.controller.reporting.behaviour import behaviour, token_sums, trajectory_figures
+from etude.trainer.controller.reporting.behaviour import (
+    behaviour,
+    token_sums,
+    tool_counts,
+    trajectory_figures,
+)
 from etude.trainer.learner.batches import StepResult
 from etude.trainer.rollouts.readable_rows import ending_name
 from etude.v1 import journal_pb2
@@ -125,7 +131,7 @@ def policy_fields(
     faults: StepFaults,
 ) -> Row:
     """Fields of a policy step's row beyond those of a supervised one."""
-    rollouts = [record.rollout for record in records]
+    rollouts, calls = [record.rollout for record in records], list(map(call_figures, records))
     return {
         "reward_mean": mean(record.reward.reward for record in records),
         "success_mean": mean(record.reward.success for record in records),
@@ -148,9 +154,9 @@ def policy_fields(
         "length_mean": mean(num_tokens(record) for record in records),
         "sampled_tokens": sum(r.costs.completion_tokens for r in rollouts),
         **{f"{kind}_tokens": n for kind, n in token_sums(r.costs for r in rollouts).items()},
-        **trajectory_figures([r.calls for r in rollouts]),
+        **trajectory_figures(calls),
         "endings": dict(Counter(ending_name(r) for r in rollouts)),
-        "tools": dict(Counter(c.name for r in rollouts for c in r.calls if not c.is_malformed)),
+        "tools": tool_counts(calls),
         "groups_active": _count_active(records),
         "update_seconds": round(result.seconds, 3),
         "extra": dict(result.extra),
@@ -185,7 +191,7 @@ def evaluation_fields(
         "reward_mean": mean(record.reward.reward for record in sampled),
         "length_mean": mean(num_tokens(record) for record in sampled),
         "turns_mean": mean(record.rollout.costs.turns for record in sampled),
-        "behaviour": {"sampled": asdict(behaviour(r.rollout.calls for r in sampled))},
+        "behaviour": {"sampled": asdict(behaviour(list(map(call_figures, sampled))))},
     }
     if not any(num_tokens(record) for record in sampled):
         del row["length_mean"]
@@ -193,7 +199,7 @@ def evaluation_fields(
         row["best_of"] = best
     if greedy:
         row["greedy_success"] = mean(record.reward.success for record in greedy)
-        row["behaviour"]["greedy"] = asdict(behaviour(r.rollout.calls for r in greedy))
+        row["behaviour"]["greedy"] = asdict(behaviour(list(map(call_figures, greedy))))
     return row
 
 
