@@ -20,6 +20,8 @@ from chaos_bench.kill_points import (
     wait_for_moment,
 )
 from chaos_bench.local_run import MAX_STALENESS, STEPS, LocalRun, kill, prepare
+from etude.common.blobs import open_store
+from etude.trainer.controller.journal.audit import JournalFinding
 from etude.trainer.controller.journal.trajectory_audit import audit_trajectories, journaled_rollouts
 
 WATCH_S = 0.5
@@ -196,7 +198,9 @@ def check_run(folder: Path) -> BrokenCounts:
     known = folder / "acknowledged"
     acknowledged = set(known.read_text(encoding="utf-8").split()) if known.exists() else set()
     broken = history.audit(acknowledged=acknowledged, max_staleness=MAX_STALENESS)
-    findings = audit_trajectories(_recorded_turns(folder), journaled_rollouts(history.objects))
+    gone: list[JournalFinding] = []
+    rollouts = journaled_rollouts(history.objects, open_store(folder.as_uri()).get, gone)
+    findings = audit_trajectories(_recorded_turns(folder), rollouts) + gone
     for each in findings:
         print(f"  {each}", flush=True)
     repeated = [each.invariant for each in findings].count("I2")
