@@ -1,6 +1,6 @@
 """Mixtures of experts: mismatch of engine and learner with live and with replayed routers.
 
-python bench/moe.py [--layers 4] [--steps 100] [--seeds 3] [--rl-steps 24]
+python bench/moe.py [--layers 4] [--steps 100] [--seeds 3] [--rl-steps 20]
 
 A small Qwen3-MoE of bytes learns the project's own pages, on the CPU, and is published in bf16. The
 real engine follows the version, samples completions and records the experts of every token. The
@@ -13,7 +13,9 @@ learner scores them by its fp32 weights; a token's mismatch is the difference of
 Then, for each seed in a process of its own, the policy learns a small task by reinforcement, on
 rollouts of the engine, which follows it; once with live and once with replayed routers. Figures
 are means over seeds and steps, rewards those of the last quarter of the steps.
-  rl_mismatch_p99_*, rl_mismatch_kl_*, rl_reward_*   with off and replay
+  rl_reward_*, rl_mismatch_p99_*, rl_mismatch_kl_*   of the arms off and replay, each as it trains
+  rl_p99_ratio, rl_kl_ratio   live over replayed, of the same tokens by the same weights: the mean
+                              over all steps of both arms, of which the policies differ
 
 Examples:
   make bench-moe
@@ -306,20 +308,24 @@ def summarize(seeds: list[dict[str, list[StepFigures]]]) -> dict[str, float]:
         values = np.array([seed[arm] for seed in seeds])  # [seeds, steps, figures]
         last = max(1, values.shape[1] // 4)
         found[f"rl_reward_{arm}"] = float(values[:, -last:, 0].mean())
-        found[f"rl_mismatch_p99_{arm}"] = float(values[:, :, 1].mean())
-        found[f"rl_mismatch_kl_{arm}"] = float(values[:, :, 2].mean())
+        own = int(arm == "replay")
+        found[f"rl_mismatch_p99_{arm}"] = float(values[:, :, 1 + own].mean())
+        found[f"rl_mismatch_kl_{arm}"] = float(values[:, :, 3 + own].mean())
+    every = np.array([seed[arm] for seed in seeds for arm in ARMS])
+    found["rl_p99_ratio"] = float((every[:, :, 1] / every[:, :, 2]).mean())
+    found["rl_kl_ratio"] = float(every[:, :, 3].mean() / every[:, :, 4].mean())
     return found
 
 
 def print_curves(seeds: list[dict[str, list[StepFigures]]]) -> None:
     """Print the means over seeds of each step."""
-    names = [f"{figure} {arm}" for figure in ("reward", "p99", "KL") for arm in ARMS]
-    table = Table("step", *names, title=f"{len(seeds)} seeds")
-    by_arm = {arm: np.array([seed[arm] for seed in seeds]).mean(0) for arm in ARMS}
-    for step in range(len(by_arm["off"])):
-        cells = [f"{by_arm[arm][step, place]:.4g}" for place in range(3) for arm in ARMS]
-        table.add_row(str(step + 1), *cells)
-    Console().print(table)
+    names = ("reward", "p99 live", "p99 replayed", "KL live", "KL replayed")
+    for arm in ARMS:
+        means = np.array([seed[arm] for seed in seeds]).mean(0)
+        table = Table("step", *names, title=f"trained with {arm}, {len(seeds)} seeds")
+        for step, values in enumerate(means, start=1):
+            table.add_row(str(step), *(f"{value:.4g}" for value in values))
+        Console().print(table)
 
 
 def main() -> None:
@@ -352,7 +358,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=100, help="of training before the version")
     parser.add_argument("--seeds", type=int, default=3, help="of reinforcement; 0 for none")
-    parser.add_argument("--rl-steps", type=int, default=24, help="of each arm")
+    parser.add_argument("--rl-steps", type=int, default=20, help="of each arm")
     parser.add_argument("--seed", type=int, help="run this seed alone, and write --out")
     parser.add_argument("--out", help="file for the figures of one seed")
     return parser.parse_args()

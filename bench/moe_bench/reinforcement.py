@@ -5,10 +5,12 @@ The policy goes on from a slice of a page; its reward is the share of its bytes 
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from etude.common.api.run.weights import Weights
@@ -18,10 +20,16 @@ from etude.common.routed_experts import RouteDraft
 from etude.common.weights import VersionId
 from etude.common.weights.protocol import publication
 from etude.inference.engine.interface import SampleRequest
+from etude.trainer.algorithms.losses import k3_estimate
 from etude.trainer.export.receipts import build_manifest
 from etude.trainer.learner.batches import PolicyBatch, PolicySequence
 from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.learner.gradients import microbatch_losses
 from etude.trainer.learner.learner import Learner
+from etude.trainer.learner.rows import TrainingRow
+from etude.trainer.learner.sequence_packing import Microbatch, Packing
+from etude.trainer.model.fsdp import RankGroup
+from etude.trainer.model.output_head import TokenScores
 
 GROUPS, SIBLINGS, PROMPT_TOKENS, ANSWER_TOKENS = 8, 8, 32, 48
 VOWELS = np.frombuffer(b"aeiou", np.uint8)
@@ -29,19 +37,28 @@ PHASE = {
     "name": "vowels",
     "type": "ReinforcementLearning",
     "maxSteps": 100_000,
-    "optimizer": {"learningRate": "1e-3"},
+    "optimizer": {"learningRate": "2e-4"},
     "tasks": [{"name": "pages", "uri": "file:///tasks", "environment": "none"}],
     "algorithm": {"name": "DrGRPO", "parameters": {"lossScale": ANSWER_TOKENS}},
 }
 
 
+class Mismatch(NamedTuple):
+    """Difference of the log-probs of engine and learner over the sampled tokens of a step."""
+
+    p99: float
+    kl: float
+    """Estimate of KL(engine || learner) in nats per token (k3)."""
+
+
 class StepFigures(NamedTuple):
-    """One step of one arm."""
+    """One step of one arm: the same tokens by the same weights, routed in both ways."""
 
     reward: float
-    mismatch_p99: float
-    mismatch_kl: float
-    """Estimate of KL(engine || learner) in nats per token (k3)."""
+    p99_live: float
+    p99_replayed: float
+    kl_live: float
+    kl_replayed: float
 
 
 def open_learner(folder: Path, model: Path, *, seed: int = 0) -> Learner:
@@ -103,7 +120,7 @@ async def sample_groups(
     *,
     step: int,
     seed: int,
-    replays: bool,
+    name: str,
 ) -> PolicyBatch:
     """The rollouts of a step, siblings from one slice of a page each."""
     draw = np.random.default_rng([seed, step])
@@ -111,20 +128,11 @@ async def sample_groups(
     prompts = [pages[start : start + PROMPT_TOKENS].tolist() for start in starts]
     sampled = await asyncio.gather(
         *(
-            sample(engine, prompts[n // SIBLINGS], f"{replays}-{step}-{n}", seed * 1_000_003 + n)
+            sample(engine, prompts[n // SIBLINGS], f"{name}-{n}", seed * 1_000_003 + n)
             for n in range(GROUPS * SIBLINGS)
         )
     )
-    sequences = tuple(
-        PolicySequence(
-            token_ids=each.token_ids,
-            loss_mask=each.loss_mask,
-            sampler_logprobs=each.sampler_logprobs,
-            rollout=number,
-            routes=each.routes if replays else None,
-        )
-        for number, each in enumerate(sampled)
-    )
+    sequences = tuple(replace(each, rollout=number) for number, each in enumerate(sampled))
     rewards = [np.isin(each.token_ids[PROMPT_TOKENS:], VOWELS).mean() for each in sampled]
     return PolicyBatch(
         sequences=sequences,
@@ -132,6 +140,41 @@ async def sample_groups(
         groups=np.repeat(np.arange(GROUPS), SIBLINGS),
         valid=np.ones(len(sequences), dtype=np.bool_),
     )
+
+
+def without_routes(batch: PolicyBatch) -> PolicyBatch:
+    """The batch, to be trained by live routers."""
+    sequences = tuple(replace(each, routes=None) for each in batch.sequences)
+    return replace(batch, sequences=sequences)
+
+
+@torch.no_grad()
+def measure_mismatch(learner: Learner, batch: PolicyBatch, *, replays: bool) -> Mismatch:
+    """Mismatch of a batch by the learner's present weights."""
+    rows = []
+    for each in batch.sequences:
+        places = np.flatnonzero(each.loss_mask)
+        rows.append(
+            TrainingRow(
+                token_ids=each.token_ids,
+                places=places,
+                weights=np.ones(places.size, np.float32),
+                sampler_logprobs=each.sampler_logprobs[places],
+                routes=each.routes if replays else None,
+            )
+        )
+    found: list[torch.Tensor] = []
+
+    def record(scores: TokenScores, microbatch: Microbatch) -> torch.Tensor:
+        found.append(scores.logprobs - microbatch.sampler_logprobs)
+        return scores.logprobs.sum()
+
+    alone = RankGroup(rank=0, size=1, device=torch.device("cpu"))
+    packing = Packing(max_tokens=4_096)
+    for _ in microbatch_losses(learner.policy, rows, record, ranks=alone, packing=packing):
+        pass
+    gap = torch.cat(found)
+    return Mismatch(float(gap.abs().quantile(0.99)), float(k3_estimate(gap).mean()))
 
 
 async def learn(  # noqa: PLR0913 - the parts of an arm
@@ -162,9 +205,9 @@ async def learn(  # noqa: PLR0913 - the parts of an arm
     for step, number in enumerate(numbers):
         publish(learner, store, number)
         await follower.catch_up()
-        batch = await sample_groups(engine, pages, step=step, seed=seed, replays=replays)
-        result = learner.policy_step(batch)
-        extra = result.extra
+        batch = await sample_groups(engine, pages, step=step, seed=seed, name=f"{replays}-{step}")
+        live, replayed = (measure_mismatch(learner, batch, replays=way) for way in (False, True))
         reward = float(batch.rewards.mean())
-        found.append(StepFigures(reward, extra["mismatch_p99"], extra["mismatch_k3"]))
+        found.append(StepFigures(reward, live.p99, replayed.p99, live.kl, replayed.kl))
+        learner.policy_step(batch if replays else without_routes(batch))
     return found
