@@ -7,11 +7,11 @@ import pytest
 
 from etude.common.blobs import MemoryStore
 from etude.common.errors import StoreError
-from etude.trainer.contents.objects import write_object
+from etude.trainer.contents.objects import write_links, write_object
 from etude.trainer.controller.admission.content_collector import ContentCollector
 from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.trainer.controller.journal import write_ahead_log
-from etude.v1 import journal_pb2
+from etude.v1 import journal_pb2, rollout_pb2
 
 
 @pytest.fixture
@@ -44,6 +44,22 @@ async def test_what_no_record_names_goes_once_a_repeated_group_is_complete(
     await collector.collect(group)
     assert left(store) == ["rl-1/rl-1-0", "rl-1/rl-1-1", "rl-10/rl-10-0"]
     assert group.finished[0].content.tokens.key in store.objects
+
+
+async def test_recorded_experts_that_no_link_names_go_too(store: MemoryStore) -> None:
+    group, collector = make_group(store), ContentCollector(store, is_restored=False)
+    rollout = rollout_pb2.Rollout(rollout_id="rl-1-0")
+    link = rollout.links.add(token_ids=[1, 2], loss_mask=b"\0\1", sampler_logprobs=[0, -1])
+    link.routes.key = "routes/rl-1/rl-1-0.0.accepted"
+    group.finished[0].rollout.rollout_id = "rl-1-0"
+    group.finished[0].content.CopyFrom(write_links(store, "contents/rl-1/", rollout))
+    stems = ("rl-1/rl-1-0.0.accepted", "rl-1/rl-1-0.0.dead", "rl-1/rl-1-1.0.spent", "rl-10/x")
+    for stem in stems:
+        store.put(f"routes/{stem}", b"experts")
+    collector.note_repeated("rl-1")
+    await collector.collect(group)
+    found = [key.removeprefix("routes/") for key in store.objects if key.startswith("routes/")]
+    assert sorted(found) == ["rl-1/rl-1-0.0.accepted", "rl-1/rl-1-1.0.spent", "rl-10/x"]
 
 
 async def test_a_restored_run_keeps_what_the_branch_that_it_left_may_name(

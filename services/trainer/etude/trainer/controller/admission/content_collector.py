@@ -10,9 +10,10 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from etude.common.blobs import Store
-from etude.common.errors import StoreError
-from etude.trainer.contents.objects import group_prefix, list_objects
+from etude.common.blobs import MissingError, Store
+from etude.common.errors import CorruptError, StoreError
+from etude.common.routed_experts import ROUTES
+from etude.trainer.contents.objects import group_prefix, list_objects, read_links
 from etude.trainer.controller.admission.groups import RolloutGroup
 
 log = logging.getLogger(__name__)
@@ -42,11 +43,33 @@ class ContentCollector:
         named = {found.key for record in records for found in list_objects(record.content)}
         try:
             await asyncio.to_thread(self._delete_unnamed, group.group_id, named, set(group.spent))
-        except StoreError as error:
+            await asyncio.to_thread(self._delete_routes, group)
+        except (StoreError, MissingError, CorruptError) as error:
             log.info("unnamed contents of %s stay: %s", group.group_id, error)
 
     def _delete_unnamed(self, group_id: str, named: set[str], spent: Iterable[str]) -> None:
         prefix = group_prefix(group_id)
         keys = [info.key for info in self.store.list(prefix)]
         dropped = tuple(f"{prefix}{rollout_id}." for rollout_id in spent)
+        self.store.delete([k for k in keys if k not in named and not k.startswith(dropped)])
+
+    def _delete_routes(self, group: RolloutGroup) -> None:
+        """Delete recorded experts that no link of the group names.
+
+        Raises:
+            CorruptError: the links of a rollout are damaged.
+            MissingError: they are gone.
+            StoreError: the store does not answer.
+        """
+        prefix = f"{ROUTES}{group.group_id}/"
+        keys = [info.key for info in self.store.list(prefix)]
+        if not keys:
+            return
+        named: set[str] = set()
+        for record in group.finished.values():
+            rollout = record.rollout
+            if record.HasField("content"):
+                rollout = read_links(self.store, record.content, rollout.rollout_id)
+            named.update(link.routes.key for link in rollout.links)
+        dropped = tuple(f"{prefix}{rollout_id}." for rollout_id in group.spent)
         self.store.delete([k for k in keys if k not in named and not k.startswith(dropped)])
