@@ -89,6 +89,19 @@ def smallest_context(chat: ChatFormat) -> int:
     return opening + TURN_TOKENS + 2 * SUMMARY_TOKENS + REQUEST_TOKENS + 1
 
 
+def test_a_context_has_more_room_where_the_request_is_shorter() -> None:
+    usual, short = (
+        SummaryLimits(context_tokens=2_048, max_tokens=64, request_tokens=tokens)
+        for tokens in (REQUEST_TOKENS, 112)
+    )
+    room = 2_048 - TURN_TOKENS - 64 - 112
+    assert usual.is_due(room, turn_tokens=TURN_TOKENS)
+    assert not short.is_due(room, turn_tokens=TURN_TOKENS)
+    assert short.is_due(room + 1, turn_tokens=TURN_TOKENS)
+    openings = [each.most_opening(turn_tokens=TURN_TOKENS) for each in (usual, short)]
+    assert openings[1] - openings[0] == REQUEST_TOKENS - 112
+
+
 async def test_a_full_context_is_replaced_by_the_policys_summary(chat: ChatFormat) -> None:
     context = smallest_context(chat)
     done, _ = await roll_out(chat, READ, "I read a.py.", "Done.", context=context)

@@ -31,13 +31,16 @@ class SummaryLimits:
     """Tokens of one context, of the summary at its end too."""
     max_tokens: int
     """Tokens of one summary, with its thinking."""
+    request_tokens: int = REQUEST_TOKENS
+    """Room for the request and for results that are left out; a tokenizer that is known needs
+    less."""
 
     def most_opening(self, *, turn_tokens: int) -> int:
         """Most tokens of a first prompt that leave each context room for a turn.
 
         A later context opens with the prompt and a summary; at its end it needs room for another.
         """
-        return self.context_tokens - turn_tokens - 2 * self.max_tokens - REQUEST_TOKENS
+        return self.context_tokens - turn_tokens - 2 * self.max_tokens - self.request_tokens
 
     def is_due(self, num_tokens: int, *, turn_tokens: int) -> bool:
         """True if a context has no room for another turn and a summary after it.
@@ -46,7 +49,8 @@ class SummaryLimits:
             num_tokens: of the context so far.
             turn_tokens: that one turn may sample.
         """
-        return num_tokens + turn_tokens + REQUEST_TOKENS + self.max_tokens > self.context_tokens
+        reserved = turn_tokens + self.request_tokens + self.max_tokens
+        return num_tokens + reserved > self.context_tokens
 
 
 class SummarizeContext(Tool):
