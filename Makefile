@@ -205,6 +205,7 @@ bench-long-rollouts: $(READY) ## rollouts of a million tokens, in a process and 
 	$(RUN) python bench/long_rollouts.py
 	$(RUN) python bench/long_rollouts.py --worker
 	$(RUN) python bench/long_rollouts.py --context-parallel
+	$(RUN) python bench/long_rollouts.py --prefix-hits
 
 chaos-trainer: $(READY) ## 200 kills, 40 of processes of the real stack, 160 of controllers against one that was not killed: bench/out/chaos_trainer.json (goes on where it ended, an hour and a half)
 	$(RUN) python bench/chaos_trainer.py

@@ -1,7 +1,7 @@
 """A long rollout through a worker's process, its log on a store, and real calls in a sandbox.
 
-The policy is a script behind the engine's RPC, the reward is always 1, and results come by a pipe
-where a run has Ray.
+The policy is a script behind the engine's RPC, the reward is always 1, and the record comes by a
+pipe where a run has Ray; its tokens come by the store, as in a run.
 """
 
 import asyncio
@@ -22,6 +22,8 @@ from rich.table import Table
 from etude.agent.chat import ChatFormat
 from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.api.storage import Storage
+from etude.common.blobs import open_store
+from etude.trainer.contents.objects import restore_rollouts
 from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
 from etude.trainer.routing.table import EngineState, RoutingTable
 from etude.v1 import journal_pb2, rollout_pb2
@@ -87,6 +89,9 @@ class WorkerRun(NamedTuple):
     growth: float
     """CPU of the worker in the last tenth of its turns over that in the first."""
     record_bytes: int
+    """Through the controller."""
+    stored_bytes: int
+    """Through the store."""
     log_bytes: int
     """Of the worker's log in the store, where it is largest."""
 
@@ -114,7 +119,8 @@ def compare(model: Path, *, tokens: int, turns: int, context: int) -> dict[str, 
     console.print(table)
     console.print(
         f"Peak over that of a tenth: {long.peak_bytes / short.peak_bytes:.2f}, {more_bytes:.0f}"
-        f" bytes for each further token; its record has {long.record_bytes / long.tokens:.1f}.\n"
+        f" bytes for each further token; on the wire it has {long.stored_bytes / long.tokens:.1f},"
+        f" by the store: {long.record_bytes / 2**10:.0f} KiB go through the controller.\n"
         f"The log in the store had {long.log_bytes / 2**20:.1f} MiB where it was largest."
         f" {long.trained_tokens:,} tokens were packed to be trained.\n"
         "Sampled by a script behind the engine's RPC; calls ran in a sandbox (driver Process)."
@@ -130,6 +136,7 @@ def compare(model: Path, *, tokens: int, turns: int, context: int) -> dict[str, 
         "worker_bytes_per_token": round(more_bytes, 1),
         "worker_turn_cpu_growth": round(long.growth, 3),
         "worker_record_bytes": long.record_bytes,
+        "worker_stored_bytes": long.stored_bytes,
         "worker_log_bytes": long.log_bytes,
         "worker_cpu_seconds": round(long.cpu_s, 2),
         "worker_seconds": round(long.wall_s, 2),
@@ -172,16 +179,19 @@ async def _measure(folder: Path, model: Path, shape: Shape) -> WorkerRun:
                 score_timeout_s=60,
                 storage=Storage(uri=(folder / "run").as_uri()),
                 outage_s=30,
+                stores_contents=True,
             )
             order = _order(task.as_uri(), shape, target)
-            engine.log = folder / "run"
+            engine.log = folder / "run" / "trajectories"
             records, found = await _run_worker(config, order, engine)
     finally:
         pool.stop()
     record = journal_pb2.JournalRollout.FromString(records[0])
+    stored_bytes = record.content.tokens.num_bytes
+    (record,) = restore_rollouts(open_store(config.storage.uri), [record])
     _require_whole(record.rollout, shape)
     return _describe(record.rollout, chat, shape, engine, found)._replace(
-        record_bytes=len(records[0])
+        record_bytes=len(records[0]), stored_bytes=stored_bytes
     )
 
 
@@ -257,5 +267,6 @@ def _describe(
         cpu_s=found["cpu_s"],
         growth=float(turns[-tenth:].sum() / turns[:tenth].sum()),
         record_bytes=0,
+        stored_bytes=0,
         log_bytes=engine.log_bytes,
     )
