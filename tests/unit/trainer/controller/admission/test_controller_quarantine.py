@@ -228,8 +228,9 @@ async def test_no_token_of_a_damaged_engine_is_trained_after_it_is_known(
     assert found.findings == []
     assert found.accepted == found.trained + found.dropped.total() + found.queued
     assert found.dropped["suspect_policy"] == dropped(world)["suspect_policy"]
-    (row,) = [r for r in world.rows("event") if r["reason"] == "RolloutsRedrawn"]
-    assert "suspect_policy" in row["message"]
+    redrawn = [r["message"] for r in world.rows("event") if r["reason"] == "RolloutsRedrawn"]
+    assert redrawn, "groups that were under way may end after the first look"
+    assert all("suspect_policy" in message for message in redrawn)
 
 
 async def test_what_a_damaged_engine_sampled_before_its_last_good_audit_is_trained(
