@@ -34,6 +34,7 @@ from etude.trainer.rollouts.protocol import (
     split_evenly,
 )
 from etude.trainer.rollouts.worker import RolloutWorker
+from etude.trainer.rollouts.worker_choice import WorkerChoice
 from etude.trainer.routing.table import Loads, RoutingTable, RoutingUpdate, sum_loads
 
 log = logging.getLogger(__name__)
@@ -276,9 +277,10 @@ CLOSE_S = 10.0
 
 @dataclass(slots=True)
 class RayRollouts(RolloutWorkers):
-    """Rollout workers; each request goes to the least loaded one."""
+    """Rollout workers; each request goes to the one of its group, or to the least loaded one."""
 
     workers: list[_Worker]
+    _choice: WorkerChoice = field(default_factory=WorkerChoice)
     _is_abandoned: bool = False
 
     async def close(self) -> None:
@@ -291,7 +293,9 @@ class RayRollouts(RolloutWorkers):
     @override
     async def run(self, order: GroupRequest) -> GroupResult:
         parts = split_evenly(order.limits.max_concurrent, len(self.workers))
-        share, worker = min(zip(parts, self.workers, strict=False), key=lambda part: part[1].load)
+        loads = [worker.load for worker in self.workers[: len(parts)]]
+        place = self._choice.choose(order.group_id, loads)
+        share, worker = parts[place], self.workers[place]
         worker.load += len(order.indices)
         order = replace(order, share=share, routing=self._part_of(order.routing, worker))
         reference = worker.actor.run_group.remote(order)
