@@ -1,6 +1,6 @@
 """Cross-entropy of held-out demonstrations after SFT, and the reward after RL from there.
 
-python bench/sft_reward.py [--seeds 3] [--rl-steps 20]
+python bench/sft_reward.py [--seeds 3] [--rl-steps 40]
 
 A sweep: a tiny model learns demonstrations for 0 to 160 steps, each time from fresh weights, and
 reinforcement learning goes on from each with as many steps. The learner is the real one, with its
@@ -9,6 +9,7 @@ reverse order; the reward is the share of right digits, so that no answer is all
   spearman         rank correlation of -cross-entropy and the reward after RL, over all points
   spearman_before  the same with the reward before RL, as the peer: RL may change the order
   spearman_within  mean correlation over the points of one seed, without the spread of seeds
+  improved         share of the points whose reward RL raised
 The interval is of resampled points, 95 %. 1 means that the lower cross-entropy always wins.
 
 Examples:
@@ -52,15 +53,19 @@ DEMONSTRATIONS, HELD_OUT = 32, 256
 """Sequences of one step of SFT, and those that both figures are measured on."""
 PROMPTS, SAMPLES = 16, 8
 """Of one step of RL."""
-COMMON = {"maxSteps": 100_000, "optimizer": {"learningRate": "1e-3", "warmupSteps": 5}}
-SFT = COMMON | {
+SFT = {
     "name": "sft",
     "type": "SupervisedFineTuning",
+    "maxSteps": 100_000,
+    "optimizer": {"learningRate": "1e-3", "warmupSteps": 5},
     "data": [{"name": "demonstrations", "uri": "file:///demonstrations.jsonl"}],
 }
-RL = COMMON | {
+RL = {
     "name": "rl",
     "type": "ReinforcementLearning",
+    "maxSteps": 100_000,
+    # With 1e-3 or more, the best starts lose a tenth of their reward within 20 steps.
+    "optimizer": {"learningRate": "3e-4", "warmupSteps": 5},
     "tasks": [{"name": "reverse", "uri": "file:///tasks", "environment": "none"}],
     "algorithm": {"name": "DrGRPO", "parameters": {"lossScale": DIGITS}},
 }
@@ -231,6 +236,7 @@ def summarise(points: list[Point], started_s: float) -> dict[str, Any]:
         "spearman_high": after.high,
         "spearman_before": before.value,
         "spearman_within": correlate_within(points),
+        "improved": sum(p.reward_after > p.reward_before for p in points) / len(points),
         "seconds": time.perf_counter() - started_s,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
     }
@@ -240,7 +246,7 @@ def main() -> None:
     """Run the sweep, print its points, and write bench/out/sft_reward.json."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rl-steps", type=int, default=20)
+    parser.add_argument("--rl-steps", type=int, default=40)
     chosen = parser.parse_args()
     started_s = time.perf_counter()
     table = Table("seed", "SFT steps", "cross-entropy", "reward before RL", "after")
@@ -255,7 +261,7 @@ def main() -> None:
     console = Console()
     console.print(table)
     for name, value in found.items():
-        console.print(f"{name:<16} {value:.3f}")
+        console.print(f"{name:<15}  {value:.3f}")
     rows = [json.dumps(dataclasses.asdict(each)) for each in points]
     figures.record("sft_reward", **{k: round(v, 4) for k, v in found.items()}, sweep=rows)
 
