@@ -58,7 +58,7 @@ def _check_object(reference: rollout_content_pb2.ContentObject, where: str, pref
 
 
 def _check_figures(figures: rollout_content_pb2.CallFigures) -> None:
-    """Check that counts are counts, and not more than fit beside each other.
+    """Check that counts are counts, and that they agree.
 
     Raises:
         InvalidFieldError: naming the first that is impossible.

@@ -29,11 +29,11 @@ class ContentCollector:
     _repeated: set[str] = field(default_factory=set)
 
     def note_repeated(self, group_id: str) -> None:
-        """Take note that workers had begun a group before."""
+        """Take note that an earlier worker had started a group."""
         self._repeated.add(group_id)
 
     async def collect(self, group: RolloutGroup) -> None:
-        """Delete objects of a group that no record names, if workers had begun it before."""
+        """Delete objects of a group that no record names, if an earlier worker had started it."""
         if group.group_id not in self._repeated:
             return
         self._repeated.discard(group.group_id)

@@ -103,7 +103,7 @@ class RolloutDispatcher:
     def write_rollouts(
         self, step: int, split: str, records: Sequence[journal_pb2.JournalRollout]
     ) -> None:
-        """Have a worker write rollouts for people; it reads the tokens, and nobody waits for it."""
+        """Have a worker write rollouts for people; it reads the tokens, and is not waited for."""
         data = [record.SerializeToString() for record in records]
         self.reporter.recorder.write_rollouts(
             f"rollouts {split} of step {step}", self.workers.write_rollouts(step, split, data)
