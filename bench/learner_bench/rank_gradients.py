@@ -15,6 +15,7 @@ from etude.trainer.learner.gradients import accumulate_gradients
 from etude.trainer.learner.objective import imitation_loss
 from etude.trainer.learner.sequence_packing import Packing
 from etude.trainer.model.fsdp import RankGroup, join_ranks, leave_ranks
+from etude.trainer.model.mesh import MeshShape
 from etude.trainer.model.parameters import gather_full
 from etude.trainer.model.policy import load_policy
 from learner_bench.random_model import batch, build, gradient
@@ -61,8 +62,7 @@ def measure_forms(rank: int, folder: Path, tokens: int) -> dict[str, float]:
             rank=rank,
             size=RANKS,
             rendezvous=f"file://{folder}/{name}",
-            replicas=axes.get("replicas", 1),
-            context=axes.get("context", 1),
+            shape=MeshShape(axes.get("replicas", 1), axes.get("context", 1)),
         )
         differences[name] = _largest_difference(folder, ranks, tokens)
         leave_ranks(ranks)

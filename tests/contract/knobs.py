@@ -129,6 +129,7 @@ RLRUN = {
     "roles.trainer.mesh.shard": "etude.common.api.run.roles self",
     "roles.trainer.mesh.replicate": f"{CONTROLLER}.lifecycle mesh",
     "roles.trainer.mesh.context": f"{CONTROLLER}.lifecycle mesh",
+    "roles.trainer.mesh.expert": f"{CONTROLLER}.lifecycle mesh",
     "phases[].batchTokens": f"{TRAINER}.learner.data.phase_data",
     "phases[].sequenceTokens": f"{TRAINER}.learner.data.phase_data",
     "phases[].contextExtension.positions": f"{TRAINER}.model.positions extension",

@@ -60,6 +60,11 @@ def test_the_axes_of_the_mesh_make_up_all_ranks(tmp_path: Path) -> None:
         config(tmp_path, world_size=4, replicas=3)
     with pytest.raises(ValueError, match="4 context ranks of 4 ranks in 2 replicas"):
         config(tmp_path, world_size=4, replicas=2, context=4)
+    with pytest.raises(ValueError, match="4 expert ranks of 4 ranks in 2 replicas"):
+        config(tmp_path, world_size=4, replicas=2, expert=4)
+    assert TrainerRole.model_validate({"learnerRanks": 8, "mesh": {**mesh, "expert": 4}}).mesh
+    with pytest.raises(ValueError, match=r"mesh\.expert must divide shard times context"):
+        TrainerRole.model_validate({"learnerRanks": 8, "mesh": {**mesh, "expert": 8}})
     with pytest.raises(ValueError, match="2 ranks need a rendezvous"):
         Learner(config(tmp_path, world_size=2))
 

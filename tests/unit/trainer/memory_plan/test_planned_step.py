@@ -218,8 +218,13 @@ def test_a_mixture_of_experts_is_planned_with_all_its_experts(tmp_path: Path) ->
         max_position_embeddings=512,
     )
     folder = save(tmp_path, config)
-    peak = plan_step(folder, step(shard=2, on_gpu=True, packed=True))
-    assert peak.by_kind[Kind.WEIGHTS] == pytest.approx(weights_of(folder) / 2, rel=0.02)
+    planned = step(shard=4, on_gpu=True, packed=True)
+    whole, divided = (plan_step(folder, replace(planned, expert=ranks)) for ranks in (1, 4))
+    for peak in (whole, divided):
+        assert peak.by_kind[Kind.WEIGHTS] == pytest.approx(weights_of(folder) / 4, rel=0.02)
+    # A rank gathers its own experts alone.
+    gathered = [parts(peak, Kind.GATHERED, Kind.TEMPORARIES) for peak in (whole, divided)]
+    assert gathered[1] < 0.9 * gathered[0]
 
 
 def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:

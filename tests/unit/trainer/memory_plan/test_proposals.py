@@ -33,7 +33,7 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     trainer |= draw(st.sampled_from([{}, {"packing": "Padded"}, {"cpuOffload": True}]))
     trainer.pop("mesh", None)
     if draw(st.booleans()):
-        trainer["mesh"] = mesh
+        trainer["mesh"] = mesh | {"expert": draw(st.sampled_from([1, mesh["shard"]]))}
     if gpus not in {0, ranks}:
         manifest["spec"]["scheduling"] = {"workload": "RayCluster"}
     for phase in manifest["spec"]["phases"]:

@@ -27,8 +27,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from etude.trainer.model.fsdp import RankGroup
-from etude.trainer.model.mesh import build_mesh
+from etude.common.errors import InvalidFieldError
+from etude.trainer.model.fsdp import RankGroup, group_ranks
+from etude.trainer.model.mesh import MeshShape
 from etude.trainer.model.parameters import local_shard
 from etude.trainer.model.policy import InvalidModelError, Policy, copy_frozen, load_policy
 from etude.trainer.model.shard_runs import runs_of_shard
@@ -84,13 +85,12 @@ def by_transformers(folder: Path) -> torch.nn.Module:
 
 
 @contextmanager
-def rank_of(rank: int, *, replicate: int, shard: int) -> Iterator[RankGroup]:
+def rank_of(rank: int, *, replicate: int, shard: int, expert: int = 1) -> Iterator[RankGroup]:
     """This process as one rank of a group without peers, for what needs no collective."""
     size = replicate * shard
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
-        mesh = build_mesh("cpu", replicate=replicate, shard=shard)
-        yield RankGroup(rank=rank, size=size, device=torch.device("cpu"), mesh=mesh)
+        yield group_ranks(torch.device("cpu"), shape=MeshShape(replicate, expert=expert))
     finally:
         dist.destroy_process_group()
         # What torch remembers of operations on shards names the mesh of this rank.
@@ -126,16 +126,19 @@ def test_a_model_is_the_one_that_transformers_loads(
     assert torch.equal(found(input_ids=ids).logits, expected(input_ids=ids).logits)
 
 
-@pytest.mark.parametrize(("replicate", "shard"), [(1, 3), (2, 2)])
+@pytest.mark.parametrize(
+    ("replicate", "shard", "expert"), [(1, 3, 1), (2, 2, 1), (1, 4, 2), (2, 2, 2), (1, 6, 2)]
+)
 def test_each_rank_reads_the_bytes_of_its_shards_and_no_others(
-    tmp_path: Path, replicate: int, shard: int
+    tmp_path: Path, replicate: int, shard: int, expert: int
 ) -> None:
-    # Three ranks cut 16, 32 and 64 rows unevenly; experts are fused when they are loaded.
+    # Three ranks cut 16, 32 and 64 rows unevenly; experts are fused when they are loaded. Of six
+    # ranks, three cut the two experts of a place: one of them gets none.
     save(Qwen3MoeConfig(**SMALL, **MOE), tmp_path)
     whole = dict(by_transformers(tmp_path).named_parameters())
     for rank in range(replicate * shard):
         store = counting(tmp_path)
-        with rank_of(rank, replicate=replicate, shard=shard) as ranks:
+        with rank_of(rank, replicate=replicate, shard=shard, expert=expert) as ranks:
             policy = load_policy(tmp_path, seed=0, ranks=ranks, weights=store)
             assert_shards(policy, whole)
             own = sum(local_shard(p.detach()).nbytes for p in policy.parameters())
@@ -189,3 +192,23 @@ def test_a_file_that_the_index_names_and_that_is_lost_is_refused_by_name(tmp_pat
     lost.unlink()
     with pytest.raises(InvalidModelError, match=lost.name):
         load_policy(tmp_path, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("config", "expert", "found"),
+    [
+        (LlamaConfig(**SMALL), 2, "llama has no experts to divide; set 1"),
+        (Qwen3MoeConfig(**SMALL, **MOE), 3, "4 experts of a layer cannot be divided by 3 ranks"),
+        (Qwen3MoeConfig(**SMALL, **MOE, hidden_act="gelu"), 2, "are not stacked SwiGLU layers"),
+    ],
+    ids=["dense", "odd", "activation"],
+)
+def test_experts_that_ranks_cannot_divide_are_refused_by_field(
+    tmp_path: Path, config: PretrainedConfig, expert: int, found: str
+) -> None:
+    config.save_pretrained(tmp_path)
+    with (
+        rank_of(0, replicate=1, shard=expert, expert=expert) as ranks,
+        pytest.raises(InvalidFieldError, match=rf"roles\.trainer\.mesh\.expert.*{found}"),
+    ):
+        load_policy(tmp_path, seed=0, ranks=ranks)

@@ -142,6 +142,7 @@ def learner_configs(holder: str, resolved: ResolvedRun, inputs: Inputs) -> list[
             world_size=trainer.learner_ranks,
             replicas=1 if mesh is None else mesh.replicate,
             context=1 if mesh is None else mesh.context,
+            expert=1 if mesh is None else mesh.expert,
         )
         for rank in range(trainer.learner_ranks)
     ]

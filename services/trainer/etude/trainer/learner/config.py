@@ -53,6 +53,8 @@ class LearnerConfig:
     """Copies of the weights, each sharded over world_size / replicas ranks."""
     context: int = 1
     """Ranks of one copy that share the tokens of each row."""
+    expert: int = 1
+    """Ranks of one copy that divide the experts of each layer."""
     rendezvous: str = ""
     """Address for several ranks: tcp://host:port, or file:///path that does not exist yet; known
     once rank 0 has a node."""
@@ -62,9 +64,11 @@ class LearnerConfig:
             raise ValueError(f"rank {self.rank} is outside [0, {self.world_size})")
         if self.replicas < 1 or self.world_size % self.replicas:
             raise ValueError(f"{self.replicas} replicas of {self.world_size} ranks")
-        if self.context < 1 or (self.world_size // self.replicas) % self.context:
-            split = f"{self.world_size} ranks in {self.replicas} replicas"
-            raise ValueError(f"{self.context} context ranks of {split}")
+        for name in ("context", "expert"):
+            ranks = getattr(self, name)
+            if ranks < 1 or (self.world_size // self.replicas) % ranks:
+                split = f"{self.world_size} ranks in {self.replicas} replicas"
+                raise ValueError(f"{ranks} {name} ranks of {split}")
 
     def open_weights(self) -> Store | None:
         """Open the store with the weight files; None if they are in the model folder.

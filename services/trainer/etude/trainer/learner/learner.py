@@ -46,6 +46,7 @@ from etude.trainer.learner.step_figures import (
     score_filtered,
 )
 from etude.trainer.model import activation_checkpointing, fsdp, tensor_bits
+from etude.trainer.model.mesh import MeshShape
 from etude.trainer.model.parameters import local_shard
 from etude.trainer.model.policy import load_policy
 from etude.trainer.model.weight_digest import weight_digest
@@ -67,8 +68,7 @@ class Learner:
             rank=config.rank,
             size=config.world_size,
             rendezvous=config.rendezvous,
-            replicas=config.replicas,
-            context=config.context,
+            shape=MeshShape(config.replicas, config.context, config.expert),
             offload=config.cpu_offload,
         )
         self.policy = load_policy(

@@ -90,7 +90,14 @@ class Optimiser:
         Args:
             of_heads: that of the heads of multi-token prediction, which no other norm counts.
         """
-        return gather_full(torch.nn.utils.get_total_norm(self._gradients(of_heads=of_heads)))
+        by_mesh: dict[object, list[Tensor]] = {}
+        for gradient in self._gradients(of_heads=of_heads):
+            # Divided experts are on a mesh of their own, and no operation takes two meshes.
+            by_mesh.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient)
+        norms = [gather_full(torch.nn.utils.get_total_norm(each)) for each in by_mesh.values()]
+        if len(norms) == 1:
+            return norms[0]
+        return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
 
     def _gradients(self, *, of_heads: bool) -> list[Tensor]:
         return [

@@ -16,6 +16,8 @@ from etude.trainer.memory_plan.allocations import Peak
 from etude.trainer.memory_plan.proposals import Proposal, propose_changes
 from etude.trainer.memory_plan.step import PlannedStep, plan_step
 from etude.trainer.model.activation_checkpointing import Checkpointing
+from etude.trainer.model.expert_parallel import check_experts
+from etude.trainer.model.mesh import ONE_COPY, MeshShape
 from etude.trainer.model.policy import read_config
 
 
@@ -79,11 +81,15 @@ def describe_step(trainer: TrainerRole, phase: Phase, config: PretrainedConfig) 
     """The largest step of a phase.
 
     Raises:
-        InvalidFieldError: the model does not allow the packing that is asked for.
+        InvalidFieldError: the model does not allow the packing or the mesh that is asked for.
     """
     mesh = trainer.mesh
     device = torch.device("cuda" if trainer.has_gpus else "cpu")
-    replicate, context = (1, 1) if mesh is None else (mesh.replicate, mesh.context)
+    shape = ONE_COPY
+    if mesh is not None:
+        shape = MeshShape(mesh.replicate, mesh.context, mesh.expert)
+    check_experts(config, shape.expert)
+    context = shape.context
     tokens = max(trainer.micro_batch_tokens, longest_sequence(phase, config))
     return PlannedStep(
         phase=phase,
@@ -91,9 +97,10 @@ def describe_step(trainer: TrainerRole, phase: Phase, config: PretrainedConfig) 
         tokens=-(-tokens // context) * context,
         packed=uses_packing(trainer.packing, config, context=context, device=device),
         on_gpu=trainer.has_gpus,
-        shard=trainer.learner_ranks // replicate,
-        replicate=replicate,
+        shard=trainer.learner_ranks // shape.replicate,
+        replicate=shape.replicate,
         context=context,
+        expert=shape.expert,
         checkpointing=Checkpointing(trainer.activation_checkpointing),
         offload=trainer.cpu_offload,
         lora=trainer.lora,

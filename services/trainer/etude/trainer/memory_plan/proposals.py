@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from pydantic import JsonValue, ValidationError
 
 from etude.common.api.lint.messages import dotted
-from etude.common.api.run.roles import TrainerRole
+from etude.common.api.run.roles import LearnerMesh, TrainerRole
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.api.yaml_documents import FieldPath
 
@@ -67,14 +67,16 @@ def _shorten_passes(trainer: TrainerRole, longest: int) -> Iterator[Fields]:
 
 
 def _change_mesh(trainer: TrainerRole) -> Iterator[Fields]:
-    """One copy of the weights instead of several, and twice as many ranks that share a row."""
-    mesh = trainer.mesh
-    replicate, context = (1, 1) if mesh is None else (mesh.replicate, mesh.context)
-    if replicate > 1:
-        yield {(*_TRAINER, "mesh"): _build_mesh(trainer.learner_ranks // context, 1, context)}
-    shard, rest = divmod(trainer.learner_ranks, replicate * 2 * context)
+    """One copy instead of several, and twice as many ranks that share a row, or its experts."""
+    mesh = trainer.mesh or LearnerMesh(shard=trainer.learner_ranks)
+    ranks, copies = trainer.learner_ranks, mesh.replicate
+    if copies > 1:
+        yield _build_mesh(ranks // mesh.context, 1, mesh.context, mesh.expert)
+    shard, rest = divmod(ranks, copies * 2 * mesh.context)
     if not rest:
-        yield {(*_TRAINER, "mesh"): _build_mesh(shard, replicate, 2 * context)}
+        yield _build_mesh(shard, copies, 2 * mesh.context, mesh.expert)
+    if not ranks // copies % (2 * mesh.expert):
+        yield _build_mesh(mesh.shard, copies, mesh.context, 2 * mesh.expert)
 
 
 def _double_ranks(spec: RLRunSpec) -> Fields:
@@ -85,7 +87,7 @@ def _double_ranks(spec: RLRunSpec) -> Fields:
     ranks, mesh = 2 * trainer.learner_ranks, trainer.mesh
     fields: dict[FieldPath, JsonValue] = {(*_TRAINER, "learnerRanks"): ranks}
     if mesh is not None:
-        fields[*_TRAINER, "mesh"] = _build_mesh(2 * mesh.shard, mesh.replicate, mesh.context)
+        fields |= _build_mesh(2 * mesh.shard, mesh.replicate, mesh.context, mesh.expert)
     if trainer.gpus_per_replica and spec.scheduling.kind != "RayCluster":
         if ranks <= _GPUS_OF_NODE:
             fields[*_TRAINER, "gpusPerReplica"] = ranks
@@ -94,9 +96,12 @@ def _double_ranks(spec: RLRunSpec) -> Fields:
     return fields
 
 
-def _build_mesh(shard: int, replicate: int, context: int) -> dict[str, JsonValue]:
-    mesh = {"shard": shard, "replicate": replicate, "context": context}
-    return {name: size for name, size in mesh.items() if name == "shard" or size > 1}
+def _build_mesh(
+    shard: int, replicate: int, context: int, expert: int
+) -> dict[FieldPath, JsonValue]:
+    sizes = {"shard": shard, "replicate": replicate, "context": context, "expert": expert}
+    mesh: JsonValue = {name: n for name, n in sizes.items() if name == "shard" or n > 1}
+    return {(*_TRAINER, "mesh"): mesh}
 
 
 def _apply(spec: RLRunSpec, fields: Fields) -> RLRunSpec | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedOperatorException,
+    unset_fake_temporarily,
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -31,9 +32,9 @@ from etude.trainer.learner.sequence_packing import Microbatch, Packing
 from etude.trainer.memory_plan.allocations import Allocations, Kind, Peak
 from etude.trainer.model.activation_checkpointing import Checkpointing, checkpoint_blocks
 from etude.trainer.model.compute_device import plan_gpu
-from etude.trainer.model.fsdp import RankGroup
+from etude.trainer.model.fsdp import RankGroup, group_ranks
 from etude.trainer.model.logit_probe import find_logit_transform
-from etude.trainer.model.mesh import build_context_group, build_mesh
+from etude.trainer.model.mesh import MeshShape
 from etude.trainer.model.output_head import TokenScores
 from etude.trainer.model.policy import InvalidModelError, Policy, read_config
 from etude.trainer.model.sharded_load import allocate, build_blank_model
@@ -62,6 +63,8 @@ class PlannedStep:
     """Copies."""
     context: int = 1
     """Ranks of one copy that share the tokens of each row."""
+    expert: int = 1
+    """Ranks of one copy that divide the experts of each layer, which are chosen evenly."""
     checkpointing: Checkpointing = Checkpointing.NONE
     lora: Lora | None = None
     """Adapters that are trained instead of the weights."""
@@ -116,7 +119,8 @@ def plan_step(folder: Path, step: PlannedStep) -> Peak:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         model = build_blank_model(config).eval()
         policy = Policy(model, transform, ranks.context, step.lora)
-        ranks.shard(policy)
+        with unset_fake_temporarily():
+            ranks.shard(policy)  # the mesh of divided experts is put together from values
         allocate(policy, ranks)
         checkpoint_blocks(policy.model, step.checkpointing)
         try:
@@ -204,10 +208,8 @@ def _join_fake_ranks(step: PlannedStep) -> Iterator[RankGroup]:
         return
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
-        mesh = build_mesh(device.type, replicate=step.replicate, shard=step.shard)
-        context = build_context_group(device.type, size=step.context)
-        yield RankGroup(
-            rank=0, size=size, device=device, mesh=mesh, context=context, offload=step.offload
-        )
+        shape = MeshShape(step.replicate, step.context, step.expert)
+        ranks = group_ranks(device, shape=shape, is_balanced=True)
+        yield replace(ranks, offload=step.offload)
     finally:
         dist.destroy_process_group()

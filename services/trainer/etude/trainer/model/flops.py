@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from etude.trainer.model.expert_parallel import count_experts
+
 _PASSES = 3
 """One forward, and a backward of twice the cost: for activations, and for weights if trained."""
 _PEAKS = {
@@ -66,7 +68,7 @@ def peak_operations(device: torch.device) -> float | None:
 def _active_parameters(model: PreTrainedModel) -> float:
     """Parameters that take part in one token's matrix products."""
     config = model.config.get_text_config()
-    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    experts = count_experts(config)
     chosen = getattr(config, "num_experts_per_tok", None)
     share = chosen / experts if experts and chosen else 1.0
     head = model.get_output_embeddings().weight

@@ -2,7 +2,8 @@
 
 import datetime
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,20 @@ from torch.distributed.fsdp import (
 
 from etude.trainer.model.compute_device import is_gpu
 from etude.trainer.model.context_parallel import UNDIVIDED, ContextGroup
-from etude.trainer.model.mesh import build_context_group, build_mesh, sharding_mesh
+from etude.trainer.model.expert_parallel import (
+    ALL_EXPERTS,
+    ExpertGroup,
+    divide_experts,
+    place_shards,
+)
+from etude.trainer.model.mesh import (
+    ONE_COPY,
+    MeshShape,
+    build_context_group,
+    build_expert_group,
+    build_mesh,
+    sharding_mesh,
+)
 
 _TIMEOUT = datetime.timedelta(minutes=10)
 """A rank that is silent for longer has died: its peers stop instead of waiting for ever."""
@@ -37,6 +51,8 @@ class RankGroup:
     """Axes over which weights are spread; None for a single rank."""
     context: ContextGroup = UNDIVIDED
     """Ranks that share the tokens of this rank's rows."""
+    experts: ExpertGroup = ALL_EXPERTS
+    """Ranks that divide the experts of each layer."""
     offload: bool = False
     """True if weights, gradients and moments are in the host's memory; several ranks only."""
 
@@ -64,22 +80,34 @@ class RankGroup:
         """Shard the parameters of a policy over the mesh, block by block (FSDP2).
 
         Parameters without memory stay so. Adapters are not sharded.
+
+        Raises:
+            InvalidFieldError: the experts of the policy cannot be divided as they are to be.
         """
         if self.mesh is None:
             return
         complete = set(policy.get_submodule("adapters").parameters())
-        names = set(getattr(policy.get_submodule("model"), "_no_split_modules", None) or ())
+        model = policy.get_submodule("model")
+        names = set(getattr(model, "_no_split_modules", None) or ())
         blocks = [module for module in policy.modules() if type(module).__name__ in names]
         # Pinned memory is copied while the device computes.
         pinned = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
-        for module in (*blocks, policy):
-            fully_shard(
+        formats = mixed_precision(self.device)
+        cut = partial(
+            fully_shard,
+            ignored_params=complete,
+            offload_policy=pinned if self.offload else OffloadPolicy(),
+        )
+        for module in divide_experts(model, self.experts):
+            cut(
                 module,
-                mesh=sharding_mesh(self.mesh),
-                mp_policy=mixed_precision(self.device),
-                ignored_params=complete,
-                offload_policy=pinned if self.offload else OffloadPolicy(),
+                mesh=self.experts.shards,
+                # Weights of choices stay as the router computed them.
+                mp_policy=replace(formats, cast_forward_inputs=False),
+                shard_placement_fn=partial(place_shards, self.experts),
             )
+        for module in (*blocks, policy):
+            cut(module, mesh=sharding_mesh(self.mesh), mp_policy=formats)
         for module in policy.modules():
             if isinstance(module, FSDPModule):
                 # Losses are weighted with totals of the whole batch: ranks add, never average.
@@ -169,8 +197,7 @@ def join_ranks(
     rank: int,
     size: int,
     rendezvous: str,
-    replicas: int = 1,
-    context: int = 1,
+    shape: MeshShape = ONE_COPY,
     offload: bool = False,
 ) -> RankGroup:
     """Join the process group; a single rank needs none.
@@ -179,8 +206,7 @@ def join_ranks(
         rank: of this process.
         size: number of ranks.
         rendezvous: where they meet.
-        replicas: copies of the weights, each sharded over size / replicas ranks.
-        context: ranks of one copy that share the tokens of each row.
+        shape: of their mesh.
         offload: keep weights, gradients and moments in the host's memory; a single rank does not.
 
     Raises:
@@ -197,9 +223,26 @@ def join_ranks(
     dist.init_process_group(
         backend, init_method=rendezvous, rank=rank, world_size=size, timeout=_TIMEOUT
     )
-    mesh = build_mesh(device.type, replicate=replicas, shard=size // replicas)
-    group = build_context_group(device.type, size=context)
-    return RankGroup(rank=rank, size=size, device=device, mesh=mesh, context=group, offload=offload)
+    return replace(group_ranks(device, shape=shape), offload=offload)
+
+
+def group_ranks(device: torch.device, *, shape: MeshShape, is_balanced: bool = False) -> RankGroup:
+    """Group all ranks of the process group by the axes of their mesh; collective.
+
+    Args:
+        device: of this rank.
+        shape: of the mesh.
+        is_balanced: each rank is taken to get an equal number of tokens for its experts.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return RankGroup(
+        rank=rank,
+        size=size,
+        device=device,
+        mesh=build_mesh(device.type, replicate=shape.replicate, shard=size // shape.replicate),
+        context=build_context_group(device.type, size=shape.context),
+        experts=build_expert_group(device.type, size=size, shape=shape, is_balanced=is_balanced),
+    )
 
 
 def leave_ranks(ranks: RankGroup) -> None:

@@ -16,10 +16,11 @@ from typing_extensions import override
 
 from etude.common.api.run.roles import Lora
 from etude.common.blobs import Store, open_store
-from etude.common.errors import CorruptError, Problem, UserError, WrongStateError
+from etude.common.errors import CorruptError, InvalidFieldError, Problem, UserError, WrongStateError
 from etude.trainer.model import packed_attention
 from etude.trainer.model.compute_device import is_gpu
 from etude.trainer.model.context_parallel import UNDIVIDED, ContextGroup
+from etude.trainer.model.expert_parallel import check_experts
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.logit_probe import backbone, find_logit_transform
 from etude.trainer.model.lora import EarlierPolicy, create_adapters, reset_adapters
@@ -203,12 +204,14 @@ def load_policy(
         lora: adapters that are trained instead of the weights.
 
     Raises:
+        InvalidFieldError: the ranks cannot divide its experts as they are to.
         InvalidModelError: the folder holds no model, or one of an unsupported kind.
         StoreError: the store failed.
         UserError: the model has not the layers that adapters are to change.
     """
     config = read_config(folder)
     ranks = ranks or RankGroup(rank=0, size=1, device=torch.device("cpu"))
+    check_experts(config, ranks.experts.size)
     store = weights or open_store(folder.resolve().as_uri())
     _refuse_pickles(store, folder)
     try:
@@ -230,6 +233,8 @@ def load_policy(
             log.warning("every rank loads the complete model: %s", error)
             return _shard_complete(wrap(_load_complete(folder, config).eval()), ranks, seed=seed)
         return _load_shards(policy, plan, store, ranks, seed=seed)
+    except InvalidFieldError:
+        raise
     except (OSError, ValueError, RuntimeError, KeyError, CorruptError) as cause:
         raise InvalidModelError(folder, f"the model cannot be loaded: {cause}") from cause
 

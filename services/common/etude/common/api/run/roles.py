@@ -41,7 +41,18 @@ class Lora(Model):
 
 
 class LearnerMesh(Model):
-    """Mesh of learner ranks that share the weights (HSDP), and the tokens of long rows."""
+    """Mesh of learner ranks that share the weights (HSDP), tokens of long rows, and experts."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.shard * self.context % self.expert == 0",
+            holds=lambda s: s.shard * s.context % s.expert == 0,
+            message="mesh.expert must divide shard times context: ranks of one copy of the weights"
+            " divide its experts",
+            fix="set expert to a divisor of shard times context, or leave it out",
+            field_path=".expert",
+        ),
+    )
 
     shard: Annotated[int, Field(ge=1, le=1_024)]
     """Shares of the batch that one copy of weights and optimiser state trains, each on one rank, or
@@ -52,6 +63,9 @@ class LearnerMesh(Model):
     context: Annotated[int, Field(ge=1, le=1_024)] = 1
     """Ranks that share the tokens of each row, for sequences longer than one GPU holds; it divides
     the model's attention heads. A copy's weights are spread over its shard times context ranks."""
+    expert: Annotated[int, Field(ge=1, le=1_024)] = 1
+    """Ranks of a copy that divide the experts of each layer of a mixture, and exchange tokens for
+    results; it divides shard times context, and the number of experts."""
 
     @property
     def size(self) -> int:

@@ -1,0 +1,43 @@
+"""Ranks that divide the experts of each layer train, publish and store as one rank does."""
+
+from typing import Any
+
+import pytest
+from tests.support.trainer.expert_ranks import CASES, RANKS, compare_all, save_models
+from tests.support.trainer.rank_processes import run_ranks
+
+
+@pytest.fixture(scope="module")
+def comparisons(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    save_models(folder, list(CASES))
+    found: dict[str, dict[str, Any]] = run_ranks(compare_all, folder, list(CASES), size=RANKS)
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_that_divide_experts_make_the_steps_of_one(
+    comparisons: dict[str, dict[str, Any]], case: str
+) -> None:
+    found = comparisons[case]
+    assert found["weights changed"]
+    assert min(found["norms"]) > 0.05  # the gradients were clipped
+    for figure in ("loss", "norm", "weights", "next loss"):
+        assert found[figure] <= 1e-6, figure
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_versions_and_checkpoints_do_not_depend_on_how_experts_are_divided(
+    comparisons: dict[str, dict[str, Any]], case: str
+) -> None:
+    found = comparisons[case]
+    for figure in ("first version", "resumed", "resumed version", "reread"):
+        assert found[figure], figure
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_rank_holds_its_share_of_a_copy(
+    comparisons: dict[str, dict[str, Any]], case: str
+) -> None:
+    copies = CASES[case].mesh.get("replicas", 1)
+    assert comparisons[case]["share"] == pytest.approx(copies / RANKS, rel=0.05)
