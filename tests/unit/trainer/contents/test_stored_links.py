@@ -15,6 +15,7 @@ from etude.trainer.contents.call_figures import call_figures
 from etude.trainer.contents.content_checks import check_content
 from etude.trainer.contents.measures import num_tokens, version_uses
 from etude.trainer.contents.objects import (
+    copy_tokens,
     read_links,
     restore_calls,
     restore_rollouts,
@@ -110,6 +111,18 @@ async def test_calls_and_the_final_message_are_stored_and_measured_too() -> None
     assert list(restore_rollouts(store, [handed])) == [given]
     assert list(restore_calls(store, handed).rollout.calls) == list(given.rollout.calls)
     check_content(handed, prefix=PREFIX, max_tokens=1_000, position_of=KNOWN.get)
+
+
+async def test_a_copy_has_the_tokens_and_the_experts_that_they_name() -> None:
+    store, target, given = MemoryStore(), MemoryStore(), scored(link(3, 5), link(2, 4))
+    for place, each in enumerate(given.rollout.links):
+        each.routes.key, each.routes.digest = f"routes/{place}", "00"
+    store.put("routes/1", b"experts")
+    handed = await store_tokens(store, given)
+    copy_tokens(store, target, [handed.content])
+    assert list(restore_rollouts(target, [handed])) == [given]
+    assert target.get("routes/1") == b"experts"
+    assert "routes/0" not in target.objects, "gone: its tokens are trained without them"
 
 
 async def test_the_size_of_a_record_does_not_depend_on_its_tokens() -> None:

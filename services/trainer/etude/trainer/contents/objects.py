@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from blake3 import blake3
 from google.protobuf.message import DecodeError
 
-from etude.common.blobs import MAX_CREATE_BYTES, ExistsError, Store
+from etude.common.blobs import MAX_CREATE_BYTES, ExistsError, MissingError, Store
 from etude.common.errors import CorruptError
 from etude.trainer.contents.measures import measure_links, measure_uses
 from etude.v1 import journal_pb2, rollout_content_pb2, rollout_pb2
@@ -206,15 +206,20 @@ def read_all_links(
         return list(pool.map(lambda content, name: read_links(store, content, name), contents, ids))
 
 
-def copy_objects(
-    source: Store, target: Store, references: Iterable[rollout_content_pb2.ContentObject]
+def copy_tokens(
+    source: Store, target: Store, contents: Iterable[rollout_content_pb2.RolloutContent]
 ) -> None:
-    """Copy objects to the same keys of another store.
+    """Copy the tokens of rollouts, and their recorded experts, to the same keys of another store.
 
     Raises:
-        MissingError: one is gone.
-        CorruptError: one is damaged.
+        MissingError: tokens are gone; without its experts a rollout is trained as it is.
+        CorruptError: tokens are damaged.
         StoreError: a store does not answer.
     """
-    for reference in references:
-        target.put(reference.key, read_object(source, reference))
+    for content in contents:
+        data = read_object(source, content.tokens)
+        target.put(content.tokens.key, data)
+        for link in rollout_pb2.Rollout.FromString(data).links:
+            if link.routes.key:
+                with contextlib.suppress(MissingError):
+                    target.put(link.routes.key, source.get(link.routes.key))

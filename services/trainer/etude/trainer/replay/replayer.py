@@ -8,7 +8,7 @@ from etude.common.blobs import Store
 from etude.common.checkpoints.manifest import CONTROLLER, StoredCheckpoint
 from etude.common.run_folder.record import RunRecord
 from etude.common.stores import download_objects
-from etude.trainer.contents.objects import copy_objects
+from etude.trainer.contents.objects import copy_tokens
 from etude.trainer.controller.admission.groups import build_policy_batch
 from etude.trainer.learner.batch_reader import read_batch
 from etude.trainer.learner.batches import StepResult
@@ -76,9 +76,7 @@ class StepReplayer:
         }
         batch = build_policy_batch(step.groups, current=current)
         parse = rollout_content_pb2.RolloutContent.FromString
-        copy_objects(
-            self.source, self.states, [parse(each.content).tokens for each in batch.stored]
-        )
+        copy_tokens(self.source, self.states, [parse(each.content) for each in batch.stored])
         if replay_mode(step.phase) == "Recorded":
             batch = read_batch(self.states, batch)
             copy_routes(self.source, self.states, batch.sequences)
