@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl oracles bench-monitors bench-ledger bench-credit bench-branches bench-repos bench-toolchains bench-hacks bench-images bench-groups bench-tasks bench-scale bench-lending bench-resume chaos-trainer bench-mtp bench-moe bench-sft bench-trainer bench-long-rollouts test-privacy search-model bench-search system-deps buf
+.PHONY: help demo demo-realtime smollm2 check fix test test-system test-gpu test-long fuzz-frames chaos-weights minio event-servers testbed test-operator e2e e2e-realtime microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator bench-ab bench-routing bench-learner bench-gateway bench-trl oracles bench-monitors bench-ledger bench-credit bench-branches bench-repos bench-toolchains bench-hacks bench-images bench-groups bench-tasks bench-scale bench-lending bench-resume chaos-trainer bench-demo-variants bench-mtp bench-moe bench-sft bench-trainer bench-long-rollouts test-privacy search-model bench-search system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -144,7 +144,7 @@ chart-readme: $(READY) ## regenerate the chart's README from its values (needs G
 # have targets of their own.
 # The demo comes first: others replay the run that it makes.
 bench: $(READY) ## one table of ratios per claim, but for those of the bench-… targets
-	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/learner.py bench/trl_comparison.py bench/oracles.py bench/weights.py bench/env.py bench/operator_scale.py bench/ledger.py bench/repos.py bench/task_images.py bench/task_stream.py bench/hacks.py bench/controller.py bench/async_speedup.py bench/packing.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
+	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/demo_variants.py bench/learner.py bench/trl_comparison.py bench/oracles.py bench/weights.py bench/env.py bench/operator_scale.py bench/ledger.py bench/repos.py bench/task_images.py bench/task_stream.py bench/hacks.py bench/controller.py bench/async_speedup.py bench/packing.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
 
 bench-env: $(READY) ## environments against their goals: starts, forks, density, bursts, placements (QEMU, Go, root, idle)
 	$(RUN) python hack/guest.py
@@ -209,6 +209,9 @@ bench-long-rollouts: $(READY) ## rollouts of a million tokens, in a process and 
 
 chaos-trainer: $(READY) ## 200 kills, 40 of processes of the real stack, 160 of controllers against one that was not killed: bench/out/chaos_trainer.json (goes on where it ended, an hour and a half)
 	$(RUN) python bench/chaos_trainer.py
+
+bench-demo-variants: $(READY) ## summaries and a length penalty learnt on tasks that do not fit a context, three seeds: bench/out/demo_variants.json (the real engine and learner, CPU, idle, a quarter of an hour)
+	$(RUN) python bench/demo_variants.py
 
 bench-resume: $(READY) ## lengths of trained rollouts after crashes: dropped, redrawn, continued: bench/out/trainer.json (simulated, a minute)
 	$(RUN) python bench/resume_bias.py

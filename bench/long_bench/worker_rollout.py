@@ -120,7 +120,7 @@ def compare(model: Path, *, tokens: int, turns: int, context: int) -> dict[str, 
     console.print(
         f"Peak over that of a tenth: {long.peak_bytes / short.peak_bytes:.2f}, {more_bytes:.0f}"
         f" bytes for each further token; on the wire it has {long.stored_bytes / long.tokens:.1f},"
-        f" by the store: {long.record_bytes / 2**10:.0f} KiB go through the controller.\n"
+        f" by the store: {long.record_bytes:,} bytes go through the controller.\n"
         f"The log in the store had {long.log_bytes / 2**20:.1f} MiB where it was largest."
         f" {long.trained_tokens:,} tokens were packed to be trained.\n"
         "Sampled by a script behind the engine's RPC; calls ran in a sandbox (driver Process)."

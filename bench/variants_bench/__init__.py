@@ -1,0 +1,1 @@
+"""Parts of bench/demo_variants.py."""
