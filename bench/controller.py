@@ -63,6 +63,7 @@ def main() -> None:
         controller_groups_per_s=round(flight.groups / flight.wall_s, 1),
         controller_wall_s=round(flight.wall_s, 2),
         controller_cpu_s=round(flight.cpu_s, 2),
+        controller_busy=round(flight.cpu_s / flight.wall_s, 2),
         controller_of_empty_loop=round(flight.cpu_s / empty_cpu_s, 2),
         controller_in_flight=flight.in_flight,
         controller_rollout_tokens=size.tokens,
@@ -93,7 +94,7 @@ def _print(
         "group transitions/CPU-s",
         f"{transitions / flight.cpu_s:,.0f}",
         "",
-        "",
+        f"busy for {flight.cpu_s / flight.wall_s:.0%} of the time; the writers limit the rest",
         f"{empty_cpu_s:.1f}",
     )
     table.add_row("rollouts in flight", f"{flight.in_flight:,}", f"{size.in_flight:,}", "", "")

@@ -10,7 +10,9 @@ import os
 import pickle
 import random
 import sys
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
@@ -22,6 +24,8 @@ from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2, weights_pb2
 
 PROMPT_TOKENS = 32
 LENGTH_BYTES = 8
+WRITES_AT_ONCE = 8
+"""Groups: a worker writes in threads, too."""
 BENCH, ROOT = Path(__file__).parents[1], Path(__file__).parents[2]
 
 
@@ -166,11 +170,18 @@ def main() -> None:
     """Answer until the input ends."""
     folder, tokens, seed = sys.argv[1:]
     writer = GroupWriter(open_store((Path(folder) / "run").as_uri()), int(tokens), int(seed))
-    while (frame := _read_frame(sys.stdin.buffer)) is not None:
-        number, *job = frame
-        records = writer.write(GroupJob._make(job))
-        sys.stdout.buffer.write(encode_frame((number, *records)))
-        sys.stdout.buffer.flush()
+    writing = threading.Lock()
+
+    def answer(number: object, job: GroupJob) -> None:
+        frame = encode_frame((number, *writer.write(job)))
+        with writing:
+            sys.stdout.buffer.write(frame)
+            sys.stdout.buffer.flush()
+
+    with ThreadPoolExecutor(WRITES_AT_ONCE) as pool:
+        while (frame := _read_frame(sys.stdin.buffer)) is not None:
+            number, *job = frame
+            pool.submit(answer, number, GroupJob._make(job))
 
 
 if __name__ == "__main__":
