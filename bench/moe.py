@@ -16,10 +16,15 @@ are means over seeds and steps, rewards those of the last quarter of the steps.
   rl_reward_*, rl_mismatch_p99_*, rl_mismatch_kl_*   of the arms off and replay, each as it trains
   rl_p99_ratio, rl_kl_ratio   live over replayed, of the same tokens by the same weights: the mean
                               over all steps of both arms, of which the policies differ
+Last, four ranks as FSDP 2 x expert 2 make three steps that one rank makes too, in fp32:
+  grad_diff_ep     largest difference of a gradient of the last step, over the largest gradient
+  norm_diff_ep, loss_diff_ep, weight_diff_ep   largest differences over the steps, and after them
+  ep_cpu_seconds   of rank 0, which makes the steps of both
 
 Examples:
   make bench-moe
   python bench/moe.py --steps 10   a first look
+  python bench/moe.py --only ep    the four ranks alone
 """
 
 import argparse
@@ -45,6 +50,7 @@ from transformers import Qwen3MoeConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # figures are recorded as tests do
 
+from moe_bench.divided_experts import compare_ranks
 from moe_bench.reinforcement import StepFigures, learn, open_learner, publish
 from tests.support import figures
 
@@ -328,6 +334,15 @@ def print_curves(seeds: list[dict[str, list[StepFigures]]]) -> None:
         Console().print(table)
 
 
+def report(title: str, found: dict[str, float]) -> None:
+    """Print figures, and merge them into bench/out/moe.json."""
+    table = Table("figure", "value", title=title)
+    for key, value in found.items():
+        table.add_row(key, f"{value:.5g}")
+    Console().print(table)
+    figures.record("moe", **{key: float(f"{value:.5g}") for key, value in found.items()})
+
+
 def main() -> None:
     """Measure, print, and merge the figures into bench/out/moe.json."""
     chosen = _arguments()
@@ -336,7 +351,11 @@ def main() -> None:
             arms = asyncio.run(learn_both(chosen, Path(name)))
         Path(chosen.out).write_text(json.dumps(arms), encoding="utf-8")
         os._exit(0)  # the engine's threads would be waited for
+    if chosen.only == "ep":
+        report("divided experts", compare_ranks())
+        return
     began = time.monotonic()
+    divided = compare_ranks()
     seeds = run_seeds(chosen)
     found = compare_routing(chosen.layers, chosen.steps) | (summarize(seeds) if seeds else {})
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -344,11 +363,7 @@ def main() -> None:
     found["cpu_seconds"] = sum(each.ru_utime + each.ru_stime for each in usage)
     if seeds:
         print_curves(seeds)
-    table = Table("figure", "value", title=f"{chosen.layers} layers, {chosen.steps} steps")
-    for key, value in found.items():
-        table.add_row(key, f"{value:.5g}")
-    Console().print(table)
-    figures.record("moe", **{key: float(f"{value:.5g}") for key, value in found.items()})
+    report(f"{chosen.layers} layers, {chosen.steps} steps", found | divided)
     sys.stdout.flush()
     os._exit(0)  # the engine's threads would be waited for
 
@@ -359,6 +374,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100, help="of training before the version")
     parser.add_argument("--seeds", type=int, default=3, help="of reinforcement; 0 for none")
     parser.add_argument("--rl-steps", type=int, default=20, help="of each arm")
+    parser.add_argument("--only", choices=["ep"], help="measure a part alone")
     parser.add_argument("--seed", type=int, help="run this seed alone, and write --out")
     parser.add_argument("--out", help="file for the figures of one seed")
     return parser.parse_args()

@@ -1,5 +1,6 @@
 """Four ranks that divide experts, compared with one rank that has all of them."""
 
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,6 +88,8 @@ class Trained(NamedTuple):
     losses: list[float]
     norms: list[float]
     weights: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    """Of the last step, clipped."""
     states: list[str]
     """Digests of the published versions: before the steps, and after them."""
     digest: str
@@ -158,10 +161,13 @@ def train(learner: Learner, versions: Versions) -> Trained:
     versions.encode()
     learner.copy_state(f"checkpoint-{versions.size}")
     learner.save(f"checkpoint-{versions.size}")
+    named = dict(learner.policy.named_parameters())
+    gradients = {n: p.grad for n, p in named.items() if p.grad is not None}
     return Trained(
         [result.loss for result in results],
         [result.grad_norm for result in results],
-        {n: gather_full(p.detach()).clone() for n, p in learner.policy.named_parameters()},
+        {name: gather_full(p.detach()).clone() for name, p in named.items()},
+        {name: gather_full(gradient).clone() for name, gradient in gradients.items()},
         versions.states,
         learner.digest(),
     )
@@ -196,7 +202,9 @@ def compare(rank: int, folder: Path, case: Case) -> dict[str, Any]:
         return {}
     expected = one.supervised_step(texts(4))
     one.restore(f"checkpoint-{RANKS}")
+    pairs = [(divided.gradients[name], gradient) for name, gradient in alone.gradients.items()]
     return {
+        "gradients": largest(pairs) / max(float(gradient.abs().max()) for _, gradient in pairs),
         "loss": largest(zip(divided.losses, alone.losses, strict=True)),
         "norm": largest(zip(divided.norms, alone.norms, strict=True)),
         "weights": largest((divided.weights[n], weight) for n, weight in alone.weights.items()),
@@ -207,6 +215,7 @@ def compare(rank: int, folder: Path, case: Case) -> dict[str, Any]:
         "resumed": resumed == alone.digest,
         "resumed version": versions.states[2] == alone.states[1],
         "reread": one.digest() == divided.digest,
+        "cpu_seconds": time.process_time(),
         "share": held / sum(p.numel() for p in one.policy.parameters()),
     }
 

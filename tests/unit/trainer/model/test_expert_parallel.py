@@ -22,7 +22,7 @@ def test_ranks_that_divide_experts_make_the_steps_of_one(
     found = comparisons[case]
     assert found["weights changed"]
     assert min(found["norms"]) > 0.05  # the gradients were clipped
-    for figure in ("loss", "norm", "weights", "next loss"):
+    for figure in ("loss", "norm", "gradients", "weights", "next loss"):
         assert found[figure] <= 1e-6, figure
 
 
