@@ -66,7 +66,7 @@ class Shape:
         )
 
 
-MOST_WORKER_BYTES, MOST_GROWTH = 120, 1.5
+MOST_WORKER_BYTES, MOST_GROWTH = 180, 1.5
 """Goals: memory of a worker for each further token; its CPU in late turns over early."""
 
 
