@@ -16,6 +16,7 @@ from etude.trainer.learner.rows import TrainingRow
 from etude.trainer.learner.sequence_packing import Packing
 from etude.trainer.model.fsdp import RankGroup, join_ranks, leave_ranks
 from etude.trainer.model.parameters import gather_full
+from etude.trainer.model.mesh import MeshShape
 from etude.trainer.model.policy import load_policy
 
 RANKS = 2
@@ -75,7 +76,8 @@ def train_whole(rank: int, folder: Path, tokens: int) -> LongStep:
 def train_shared(rank: int, folder: Path, tokens: int) -> LongStep:
     """Compute the gradients of a row whose tokens two ranks share."""
     meeting = f"file://{folder}/meet"
-    ranks = join_ranks(rank=rank, size=RANKS, rendezvous=meeting, context=RANKS)
+    shape = MeshShape(context=RANKS)
+    ranks = join_ranks(rank=rank, size=RANKS, rendezvous=meeting, shape=shape)
     step, gradients = _train(folder, ranks, tokens)
     leave_ranks(ranks)
     whole: dict[str, Tensor] = torch.load(folder / WHOLE)
