@@ -15,8 +15,8 @@ from etude.trainer.learner.objective import imitation_loss
 from etude.trainer.learner.rows import TrainingRow
 from etude.trainer.learner.sequence_packing import Packing
 from etude.trainer.model.fsdp import RankGroup, join_ranks, leave_ranks
-from etude.trainer.model.parameters import gather_full
 from etude.trainer.model.mesh import MeshShape
+from etude.trainer.model.parameters import gather_full
 from etude.trainer.model.policy import load_policy
 
 RANKS = 2
