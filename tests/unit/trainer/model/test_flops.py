@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PretrainedConfig,
@@ -72,6 +74,16 @@ def test_a_token_takes_its_own_experts_only() -> None:
     router = 3 * 64 * 8
     attention = 3 * (64 * 64 * 2 + 64 * 32 * 2)
     assert cost.linear == 6 * (experts + router + attention + 256 * 64)
+
+
+def test_latent_attention_has_keys_and_values_of_other_sizes() -> None:
+    config = DeepseekV3Config(
+        **SHAPE, qk_nope_head_dim=24, qk_rope_head_dim=8, v_head_dim=16, n_routed_experts=8
+    )
+    with torch.device("meta"):
+        cost = sequence_cost(DeepseekV3ForCausalLM(config))
+    # 3 passes, 3 layers, 4 heads: keys of 32 and values of 16.
+    assert cost.quadratic == 3 * 3 * 4 * (32 + 16)
 
 
 def test_a_cpu_has_no_peak_to_compare_with() -> None:

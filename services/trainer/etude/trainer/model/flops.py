@@ -50,8 +50,10 @@ def sequence_cost(model: PreTrainedModel) -> SequenceCost:
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    # Latent attention has keys and values of other sizes.
+    sizes = [getattr(config, name, None) or size for name in ("qk_head_dim", "v_head_dim")]
     # Query times key, and weights times value: 2 * l * l * size a head each, half of it causal.
-    attention = 2 * heads * size * config.num_hidden_layers
+    attention = sum(sizes) * heads * config.num_hidden_layers
     is_frozen = not any(parameter.requires_grad for parameter in model.parameters())
     passes = _PASSES - 1 if is_frozen else _PASSES
     return SequenceCost(passes * 2 * _active_parameters(model), _PASSES * attention)
