@@ -87,6 +87,8 @@ class Trained(NamedTuple):
 
     losses: list[float]
     norms: list[float]
+    loads: list[dict[str, float]]
+    """Figures of the load of experts."""
     weights: dict[str, Tensor]
     gradients: dict[str, Tensor]
     """Of the last step, clipped."""
@@ -166,6 +168,7 @@ def train(learner: Learner, versions: Versions) -> Trained:
     return Trained(
         [result.loss for result in results],
         [result.grad_norm for result in results],
+        [dict(result.extra) for result in results],
         {name: gather_full(p.detach()).clone() for name, p in named.items()},
         {name: gather_full(gradient).clone() for name, gradient in gradients.items()},
         versions.states,
@@ -207,6 +210,7 @@ def compare(rank: int, folder: Path, case: Case) -> dict[str, Any]:
         "gradients": largest(pairs) / max(float(gradient.abs().max()) for _, gradient in pairs),
         "loss": largest(zip(divided.losses, alone.losses, strict=True)),
         "norm": largest(zip(divided.norms, alone.norms, strict=True)),
+        "loads": (divided.loads, alone.loads),
         "weights": largest((divided.weights[n], weight) for n, weight in alone.weights.items()),
         "next loss": abs(following.loss - expected.loss),
         "weights changed": alone.states[0] != alone.states[1],

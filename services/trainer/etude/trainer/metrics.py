@@ -30,6 +30,18 @@ UNRECORDED_ROLLOUTS = Counter(
     "etude_trainer_unrecorded_rollouts_total",
     "Rollouts that were trained by live routers because their recorded experts were not usable.",
 )
+EXPERT_LOAD_RATIO = Gauge(
+    "etude_trainer_expert_load_ratio",
+    "Tokens of the busiest expert over the mean of its layer in the last step, as the mean of all"
+    " layers and in the worst one; 1 where all experts have as many.",
+    ["layers"],
+)
+EXPERT_LOAD_ENTROPY = Gauge(
+    "etude_trainer_expert_load_entropy",
+    "Entropy of the tokens by expert over that of equal loads in the last step, as the mean of all"
+    " layers and in the worst one; 1 where all experts have as many.",
+    ["layers"],
+)
 CLIP_FRACTION = Gauge(
     "etude_trainer_clip_fraction",
     "Share of tokens whose importance ratio was clipped in the last policy step.",

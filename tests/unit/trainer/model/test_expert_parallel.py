@@ -36,6 +36,16 @@ def test_versions_and_checkpoints_do_not_depend_on_how_experts_are_divided(
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_the_load_of_experts_is_over_all_ranks(
+    comparisons: dict[str, dict[str, Any]], case: str
+) -> None:
+    divided, alone = comparisons[case]["loads"]
+    assert all(figures["expert_load_ratio_worst"] > 1 for figures in alone)
+    for found, expected in zip(divided, alone, strict=True):
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_each_rank_holds_its_share_of_a_copy(
     comparisons: dict[str, dict[str, Any]], case: str
 ) -> None:

@@ -25,6 +25,7 @@ from etude.trainer.controller.publishing.engines import LAGGING, Engines
 from etude.trainer.controller.publishing.pipeline import PublishPipeline
 from etude.trainer.controller.publishing.versions import VersionChain
 from etude.trainer.controller.reporting.commands import RunCommands
+from etude.trainer.controller.reporting.policy_metrics import set_expert_metrics
 from etude.trainer.controller.reporting.recorder import RunRecorder
 from etude.trainer.controller.reporting.reporter import RunReporter
 from etude.trainer.controller.reporting.reports import RunReports
@@ -151,6 +152,7 @@ class Run:
         status.last_step_unix_ms = int(self.progress.clock() * 1000)
         metrics.LOSS.set(result.loss)
         metrics.GRAD_NORM.set(result.grad_norm)
+        set_expert_metrics(result)
         metrics.TOKENS_PER_SECOND.set(status.tokens_per_second)
         metrics.STEP.set(cursor.global_step)
         self.reporter.update_status()

@@ -37,6 +37,7 @@ from etude.trainer.learner.objective import Objective, PolicyObjective, imitatio
 from etude.trainer.learner.optimiser import Update
 from etude.trainer.learner.phase import PhaseManager, PhasePosition, PhaseState
 from etude.trainer.learner.proximal import RowScorer
+from etude.trainer.learner.routes.load import ExpertLoad
 from etude.trainer.learner.rows import TrainingRow
 from etude.trainer.learner.sequence_packing import build_packing
 from etude.trainer.learner.step_figures import (
@@ -264,15 +265,17 @@ class Learner:
         if not trained:
             return 0.0, Update(0.0, state.optimiser.rate_at(state.step))
         guesses = add_guesses(objective, state.phase, trained)
-        loss = accumulate_gradients(
-            self.policy,
-            trained,
-            guesses or objective,
-            ranks=self._ranks,
-            packing=self._packing,
-            guesses=guesses is not None,
-        )
-        figures = {} if guesses is None else guesses.summary(self._ranks)
+        load = ExpertLoad(self.policy, self._ranks)
+        with load.counting(guesses or objective) as counted:
+            loss = accumulate_gradients(
+                self.policy,
+                trained,
+                counted,
+                ranks=self._ranks,
+                packing=self._packing,
+                guesses=guesses is not None,
+            )
+        figures = load.summary() | ({} if guesses is None else guesses.summary(self._ranks))
         if isinstance(objective, PolicyObjective):
             figures |= objective.judge_update(self._ranks)
         if figures.get("limited_fraction") and math.isfinite(loss):

@@ -60,6 +60,8 @@ class Microbatch:
     """Of the sequences of a packed row; empty if rows are padded. [S]"""
     starts: tuple[int, ...] = ()
     """Position of the first token of each training row in the flattened rows."""
+    sizes: tuple[int, ...] = ()
+    """Tokens of each training row."""
     numbers: tuple[int, ...] = ()
     """Numbers of the training rows in a pass."""
 
@@ -168,6 +170,7 @@ def collate(
         guessing=_lay_guesses(rows, starts).to(device),
         routes=_lay_routes(rows, starts, token_ids.shape, device),
         starts=tuple(starts.tolist()),
+        sizes=tuple(row.token_ids.size for row in rows),
         numbers=tuple(row.number for row in rows),
     )
 

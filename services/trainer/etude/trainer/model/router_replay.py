@@ -52,7 +52,7 @@ class RouterReplay:
         """Hook into the routers of a model; a model without any is left as it is."""
         self._routes: Tensor | None = None
         self._chosen: dict[int, Tensor] | None = None
-        """Experts of the last pass by layer, while they are recorded. [B * T, k] each"""
+        """Experts that compute a pass by layer, replayed or not, while recorded. [B * T, k] each"""
         self.plausibility = 0.0
         """Least part of the k-th best live score that a replayed expert needs; see
         etude.kernels.routing.route()."""
@@ -95,19 +95,19 @@ class RouterReplay:
             module: nn.Module, _: object, result: tuple[Tensor, Tensor, Tensor]
         ) -> object:
             logits, weights, ids = result
+            if self._routes is not None:
+                replayed = route(
+                    logits,
+                    k=config.num_experts_per_tok,
+                    router=router,
+                    bias=getattr(module, "e_score_correction_bias", None),
+                    replay=self._routes[:, index],
+                    plausibility=self.plausibility,
+                )
+                weights, ids = replayed.weights.to(weights.dtype), replayed.ids.to(ids.dtype)
             if self._chosen is not None:
                 self._chosen[index] = ids.detach()
-            if self._routes is None:
-                return None
-            replayed = route(
-                logits,
-                k=config.num_experts_per_tok,
-                router=router,
-                bias=getattr(module, "e_score_correction_bias", None),
-                replay=self._routes[:, index],
-                plausibility=self.plausibility,
-            )
-            return logits, replayed.weights.to(weights.dtype), replayed.ids.to(ids.dtype)
+            return logits, weights, ids
 
         return take_routes
 

@@ -1,4 +1,4 @@
-"""Metrics of a policy step: distance from the weights that sampled, and behaviour of rollouts."""
+"""Metrics of a step: load of experts, distance from the sampler, and behaviour of rollouts."""
 
 import math
 
@@ -6,6 +6,18 @@ from etude.trainer import metrics
 from etude.trainer.controller.reporting.behaviour import TOKEN_KINDS, TRAJECTORY_FIGURES
 from etude.trainer.controller.reporting.rows import Row
 from etude.trainer.learner.batches import StepResult
+
+
+def set_expert_metrics(result: StepResult) -> None:
+    """Set the gauges of the load of experts, where a step has some."""
+    gauges = {
+        "expert_load_ratio": metrics.EXPERT_LOAD_RATIO,
+        "expert_load_entropy": metrics.EXPERT_LOAD_ENTROPY,
+    }
+    for name, gauge in gauges.items():
+        for layers, figure in (("mean", name), ("worst", f"{name}_worst")):
+            if figure in result.extra:
+                gauge.labels(layers=layers).set(result.extra[figure])
 
 
 def set_policy_metrics(result: StepResult) -> None:

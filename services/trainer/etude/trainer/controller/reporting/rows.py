@@ -47,8 +47,16 @@ class RowPosition:
         }
 
 
-MTP_FIGURES = ("mtp_loss", "mtp_kl", "mtp_agreement")
-"""Figures of steps that train a head of multi-token prediction."""
+MODEL_FIGURES = (
+    "mtp_loss",
+    "mtp_kl",
+    "mtp_agreement",
+    "expert_load_ratio",
+    "expert_load_ratio_worst",
+    "expert_load_entropy",
+    "expert_load_entropy_worst",
+)
+"""Figures of steps that train a head of multi-token prediction, or a mixture of experts."""
 
 
 def step_row(place: RowPosition, result: StepResult, *, seconds: float) -> Row:
@@ -66,7 +74,7 @@ def step_row(place: RowPosition, result: StepResult, *, seconds: float) -> Row:
         learner_tokens_per_second=round(result.tokens / max(result.seconds, 1e-9), 1),
         **({} if result.mfu is None else {"mfu": round(result.mfu, 4)}),
         **({"skipped": True} if result.is_skipped else {}),
-        **{name: round(result.extra[name], 6) for name in MTP_FIGURES if name in result.extra},
+        **{name: round(result.extra[name], 6) for name in MODEL_FIGURES if name in result.extra},
     )
 
 
