@@ -116,7 +116,7 @@ class SimulatedLearners(Learners):
     @override
     async def policy_step(self, batch: PolicyBatch) -> StepResult:
         await self._begin_step()
-        batch = read_batch(self.store, batch)
+        batch = await asyncio.to_thread(read_batch, self.store, batch)
         tokens = b"".join(sequence.token_ids.tobytes() for sequence in batch.sequences)
         given = b"" if batch.advantages is None else batch.advantages.tobytes()
         result = self._advance(tokens + batch.rewards.tobytes() + batch.valid.tobytes() + given)
@@ -128,7 +128,7 @@ class SimulatedLearners(Learners):
     @override
     async def measure_divergence(self, batch: PolicyBatch) -> float:
         await asyncio.sleep(0)
-        batch = read_batch(self.store, batch)
+        batch = await asyncio.to_thread(read_batch, self.store, batch)
         spans = [each.is_current for each in batch.sequences if each.is_current is not None]
         return 0.0 if any(each.any() for each in spans) else self.divergence
 

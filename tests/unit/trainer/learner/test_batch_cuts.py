@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from etude.common.api.run.algorithms import PARAMETERS
 from etude.common.api.run.phases import Algorithm
@@ -24,6 +25,7 @@ from etude.trainer.learner.sequence_packing import collate
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.output_head import TokenScores
 from etude.trainer.model.policy import Policy
+from etude.trainer.model.router_replay import RouterReplay
 
 CPU = torch.device("cpu")
 ALONE = RankGroup(rank=0, size=1, device=CPU)
@@ -85,6 +87,13 @@ def batches(draw: st.DrawFn) -> tuple[PolicyBatch, PolicyBatch]:
     return batch(whole), batch([cut[place] for place in order])
 
 
+def policy_without_experts() -> Policy:
+    """Stand for a policy whose passes the table computes."""
+    model = nn.Module()
+    model.routers = RouterReplay(model, PretrainedConfig())  # type: ignore[assignment]
+    return cast("Policy", model)
+
+
 def gradient(batch: PolicyBatch, chosen: AlgorithmSteps, *, per_microbatch: int) -> Tensor:
     """Gradient of each token's log-prob over all updates of a batch, the weights not moving."""
     generator = torch.Generator().manual_seed(0)
@@ -92,7 +101,7 @@ def gradient(batch: PolicyBatch, chosen: AlgorithmSteps, *, per_microbatch: int)
     logprobs = -torch.rand(size, generator=generator, dtype=torch.float64).requires_grad_()
     table = Table(logprobs, per_microbatch)
     scorer = RowScorer(
-        policy=cast("Policy", nn.Module()), algorithm=chosen, losses=table.losses, ranks=ALONE
+        policy=policy_without_experts(), algorithm=chosen, losses=table.losses, ranks=ALONE
     )
     objective = PolicyObjective(algorithm=chosen, reference=None)
     scored = scorer.add_proximal(policy_rows(batch, chosen).rows)

@@ -26,6 +26,7 @@ from etude.common import store_retry, weights
 from etude.common.checkpoints.manifest import stored_checkpoints
 from etude.common.errors import StoreError
 from etude.trainer.controller.run import Run, root_cause
+from etude.trainer.learner import batch_reader
 from etude.trainer.learner.batches import NonFiniteLossError, PolicyBatch, StepResult
 
 MakeWorld = Callable[..., Any]
@@ -61,6 +62,22 @@ async def test_a_trainer_without_its_store_takes_as_many_steps_as_its_backlog_ho
     assert_whole(world)
     assert len(run.publishing.queue) == 0
     assert not learner_of(run).publisher.waiting
+
+
+async def test_a_learner_waits_for_the_rollouts_of_its_batch_and_then_takes_every_step(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_reader, "LONGEST_PAUSE_S", 0.2)
+    world = asynchronous(make_world, 2)
+    world.store.only, world.store.spared = "contents/", ()
+    training = asyncio.create_task(world.train(away_after(world, 1)))
+    run = await stalled(world)
+    assert not training.done()
+    assert len(learner_of(run).trained) == SFT_STEPS + 1
+    world.store.away(is_away=False)
+    assert await training
+    assert steps(chain(world)) == list(range(RL_STEPS + 1))
+    assert_whole(world)
 
 
 async def test_no_version_is_seen_before_the_batches_that_led_to_it_are_durable(
