@@ -1,9 +1,11 @@
 """Recorded experts of one request: each position once, the newest pass over it counts."""
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from etude.common.routed_experts import ExpertIds
-from etude.inference.worker.route_recorder import RequestRoutes
+from etude.inference.worker.route_recorder import MAX_ENDED, RequestRoutes, find_dropped
 
 
 def ids(*values: int) -> ExpertIds:
@@ -42,3 +44,14 @@ def test_a_request_that_starts_again_has_the_experts_of_its_last_passes() -> Non
     routes.add(ids(10, 11), known=0)
     routes.add(ids(12, 13, 14), known=2)
     assert read(routes, 4) == [14]
+
+
+@given(ended=st.integers(0, 2 * MAX_ENDED), running=st.integers(0, 2 * MAX_ENDED))
+def test_only_the_oldest_ended_requests_above_the_limit_are_dropped(
+    ended: int, running: int
+) -> None:
+    names = [f"ended-{number}" for number in range(ended)]
+    at_work = {f"running-{number}" for number in range(running)}
+    dropped = find_dropped([*at_work, *names], at_work)
+    assert dropped == names[: len(dropped)]
+    assert len(dropped) == max(0, ended - MAX_ENDED)

@@ -165,10 +165,11 @@ class Replica(PolicyEngine, ForwardGate, SpeculativeEngine):
                         if routes is not None:
                             chunk = replace(chunk, routes=await routes.read_new(num_tokens))
                         yield chunk
-            if routes is not None:
-                await routes.forget()
         finally:
             self._salt_by_request.pop(request.request_id, None)
+            if routes is not None:
+                with contextlib.suppress(UnavailableError):
+                    await routes.forget()
 
     async def _record_routes(self) -> None:
         """Record the experts of requests from now on; repeatable.

@@ -6,7 +6,7 @@ was routed then, and its ids lie where its keys and values lie.
 Shapes: P positions of a request, M layers with experts, k choices of a token.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -151,8 +151,7 @@ class RouteRecorder:
         return first
 
     def _drop_ended(self) -> None:
-        ended = [name for name in self._requests if name not in self._runner.requests]
-        for name in ended[: len(ended) - MAX_ENDED]:
+        for name in find_dropped(self._requests, self._runner.requests):
             del self._requests[name]
 
     def _cached(self, index: int, length: int) -> ExpertIds:
@@ -166,6 +165,17 @@ class RouteRecorder:
     def _blank(self, length: int) -> ExpertIds:
         blank: ExpertIds = np.full((length, *self._shape), self._missing, dtype=self._dtype)
         return blank
+
+
+def find_dropped(recorded: Iterable[str], running: Container[str]) -> list[str]:
+    """Find the ended requests whose ids are dropped: all but the newest.
+
+    Args:
+        recorded: requests with ids, the oldest first.
+        running: requests that have not ended.
+    """
+    ended = [name for name in recorded if name not in running]
+    return ended[: max(0, len(ended) - MAX_ENDED)]
 
 
 def _check_runner(runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner

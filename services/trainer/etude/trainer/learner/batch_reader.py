@@ -13,8 +13,6 @@ from etude.v1 import rollout_content_pb2, rollout_pb2
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 600.0
-"""Longest wait for a store that is away; other ranks wait meanwhile."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 
 
@@ -23,7 +21,7 @@ def read_batch(store: Store, batch: PolicyBatch) -> PolicyBatch:
 
     Raises:
         CorruptError: a rollout is gone or damaged; it is named.
-        StoreError: the store stayed away.
+        StoreError: the store refuses.
     """
     if not batch.stored:
         return batch
@@ -40,22 +38,20 @@ def read_batch(store: Store, batch: PolicyBatch) -> PolicyBatch:
 def _read_patiently(
     store: Store, contents: list[rollout_content_pb2.RolloutContent], ids: list[str]
 ) -> list[rollout_pb2.Rollout]:
-    """Read rollouts, again while the store is away.
+    """Read rollouts, again for as long as the store is away, as writers of the journal do.
 
     Raises:
         CorruptError: a rollout is gone or damaged; it is named.
-        StoreError: the store stayed away.
+        StoreError: the store refuses.
     """
-    backoff, waited_s = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0
+    backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     while True:
         try:
             return read_all_links(store, contents, ids)
         except MissingError as error:
             raise CorruptError(f"a rollout of the batch is gone: {error}") from error
         except StoreError as error:
-            if not is_unavailable(error) or waited_s >= PATIENCE_S:
+            if not is_unavailable(error):
                 raise
-            pause_s = backoff.next_s()
             log.warning("the batch is read again: %s", error)
-            time.sleep(pause_s)
-            waited_s += pause_s
+            time.sleep(backoff.next_s())

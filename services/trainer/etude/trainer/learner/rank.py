@@ -167,18 +167,23 @@ class LearnerRank:
         }
 
     def policy_step(self, batch: PolicyBatch) -> StepResult:
-        read = read_batch(self._store, batch)
-        figures: dict[str, float] = {}
-        if replay_mode(self._phase) == "Recorded":
-            ranks = ProcessGroupExchange(self._config.rank, self._config.world_size)
-            loader = RouteLoader(store=self._store, ranks=ranks)
-            read, figures = loader.load(read, self._learner.policy.routers.shape)
+        read, figures = self._read(batch)
         with self._profile_step():
             result = self._learner.policy_step(read)
         return replace(result, extra={**result.extra, **figures})
 
     def measure_divergence(self, batch: PolicyBatch) -> float:
-        return self._learner.measure_divergence(read_batch(self._store, batch))
+        read, _ = self._read(batch)
+        return self._learner.measure_divergence(read)
+
+    def _read(self, batch: PolicyBatch) -> tuple[PolicyBatch, Mapping[str, float]]:
+        """Read the rollouts of a batch, and their recorded experts if the phase replays them."""
+        read = read_batch(self._store, batch)
+        if replay_mode(self._phase) != "Recorded":
+            return read, {}
+        ranks = ProcessGroupExchange(self._config.rank, self._config.world_size)
+        loader = RouteLoader(store=self._store, ranks=ranks)
+        return loader.load(read, self._learner.policy.routers.shape)
 
     def _profile_step(self) -> AbstractContextManager[None]:
         # The controller names this class, and must not load torch for it.

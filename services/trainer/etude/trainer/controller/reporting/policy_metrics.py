@@ -21,13 +21,17 @@ def set_expert_metrics(result: StepResult) -> None:
 
 
 def set_policy_metrics(result: StepResult) -> None:
-    """Set the gauges of the last policy step; figures that it does not have are 0."""
+    """Set the gauges of the last policy step; figures that it does not have are 0.
+
+    The replayed fraction is left as it is: 0 would say that a replay fails.
+    """
     figures = result.extra
     metrics.ENTROPY.set(result.entropy)
     metrics.MISMATCH.set(result.mismatch_mean)
     metrics.MISMATCH_P99.set(figures.get("mismatch_p99", 0.0))
     metrics.MISMATCH_KL.set(figures.get("mismatch_k3", 0.0))
-    metrics.REPLAYED_FRACTION.set(figures.get("replayed_fraction", 0.0))
+    if "replayed_fraction" in figures:
+        metrics.REPLAYED_FRACTION.set(figures["replayed_fraction"])
     metrics.UNRECORDED_ROLLOUTS.inc(figures.get("unrecorded_rollouts", 0.0))
     metrics.CLIP_FRACTION.set(result.clip_fraction)
     metrics.MASKED_FRACTION.set(figures.get("masked_fraction", 0.0))

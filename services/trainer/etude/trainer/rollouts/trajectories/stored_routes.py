@@ -14,6 +14,8 @@ log = logging.getLogger(__name__)
 
 WRITE_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 """Pauses between attempts to write an object; then its rollout goes on without."""
+MAX_ROUTES_BYTES = 1 << 30
+"""Of one link; a message of protobuf ends at 2 GiB."""
 KEY_DIGITS = 16
 """Of the digest."""
 
@@ -30,10 +32,12 @@ async def store_routes(
         link: name of the link within the group.
 
     Returns:
-        The reference; None if the store stays away.
+        The reference; None if the store stays away, or they are too large for an object.
     """
-    data = RouteRows(0, routes).message().SerializeToString()
-    digest = blake3(data).hexdigest()
+    if routes.nbytes > MAX_ROUTES_BYTES:
+        log.warning("recorded experts of %s are %d bytes, too many", link, routes.nbytes)
+        return None
+    data, digest = await asyncio.to_thread(_encode, routes)
     key = f"{ROUTES}{group_id}/{link}.{digest[:KEY_DIGITS]}"
     for pause_s in (*WRITE_PAUSES_S, None):
         try:
@@ -45,3 +49,9 @@ async def store_routes(
         if pause_s is not None:
             await asyncio.sleep(pause_s)
     return None
+
+
+def _encode(routes: ExpertIds) -> tuple[bytes, str]:
+    """Give the object of recorded experts, and its digest."""
+    data = RouteRows(0, routes).message().SerializeToString()
+    return data, blake3(data).hexdigest()
