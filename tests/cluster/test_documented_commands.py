@@ -26,7 +26,7 @@ PAGES = (
 """In the order in which a platform goes through them: the first installs what others look at."""
 NEEDS = {
     "a node, on which tests/harness/e2e_cluster and test_kubectl_plugin.py do the like": re.compile(
-        r"^helm test |^kubectl .*\b(logs|exec)\b|^kubectl .* get pod NAME-|^kubectl etude "
+        r"^helm test |^kubectl .*\b(logs|exec|proxy)\b|^kubectl .* get pod NAME-|^kubectl etude "
     ),
     "an operator that leads, as in test_operator.py": re.compile(r"get lease "),
     "certificates that an issuer has signed, as in test_cert_manager.py": re.compile(

@@ -238,7 +238,11 @@ def _rollout_dispatcher(shared: _SharedHandles, *, chat: ChatFormat | None) -> R
         workers=shared.services.workers,
         engines=shared.services.engines,
         chat=chat,
-        collector=ContentCollector(shared.store, is_restored=shared.opened.branch.number > 0),
+        collector=ContentCollector(
+            shared.store,
+            shared.opened.book.journal,
+            is_restored=shared.opened.branch.number > 0,
+        ),
     )
 
 

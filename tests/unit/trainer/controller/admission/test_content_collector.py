@@ -1,5 +1,6 @@
 """Objects that a dead worker left are deleted, and nothing that a record ever named."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -7,10 +8,12 @@ import pytest
 
 from etude.common.blobs import MemoryStore
 from etude.common.errors import StoreError
+from etude.common.weights import claim_epoch
 from etude.trainer.contents.objects import write_links, write_object
 from etude.trainer.controller.admission.content_collector import ContentCollector
 from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.trainer.controller.journal import write_ahead_log
+from etude.trainer.controller.journal.write_ahead_log import Journal
 from etude.v1 import journal_pb2, rollout_pb2
 
 
@@ -30,6 +33,11 @@ def make_group(store: MemoryStore) -> RolloutGroup:
     return group
 
 
+def open_collector(store: MemoryStore, *, is_restored: bool = False) -> ContentCollector:
+    """A collector whose journal, which is in a store of its own, has nothing to write."""
+    return ContentCollector(store, Journal(MemoryStore(), "run", 1, 1), is_restored=is_restored)
+
+
 def left(store: MemoryStore) -> list[str]:
     return sorted(key.rsplit(".", 1)[0].removeprefix("contents/") for key in store.objects)
 
@@ -37,17 +45,17 @@ def left(store: MemoryStore) -> list[str]:
 async def test_what_no_record_names_goes_once_a_repeated_group_is_complete(
     store: MemoryStore,
 ) -> None:
-    group, collector = make_group(store), ContentCollector(store, is_restored=False)
-    await collector.collect(group)
+    group, collector = make_group(store), open_collector(store)
+    await collector.collect(group, after=0)
     assert len(left(store)) == 5, "its only attempt is its records'"
     collector.note_repeated("rl-1")
-    await collector.collect(group)
+    await collector.collect(group, after=0)
     assert left(store) == ["rl-1/rl-1-0", "rl-1/rl-1-1", "rl-10/rl-10-0"]
     assert group.finished[0].content.tokens.key in store.objects
 
 
 async def test_recorded_experts_that_no_link_names_go_too(store: MemoryStore) -> None:
-    group, collector = make_group(store), ContentCollector(store, is_restored=False)
+    group, collector = make_group(store), open_collector(store)
     rollout = rollout_pb2.Rollout(rollout_id="rl-1-0")
     link = rollout.links.add(token_ids=[1, 2], loss_mask=b"\0\1", sampler_logprobs=[0, -1])
     link.routes.key = "routes/rl-1/rl-1-0.0.accepted"
@@ -57,7 +65,7 @@ async def test_recorded_experts_that_no_link_names_go_too(store: MemoryStore) ->
     for stem in stems:
         store.put(f"routes/{stem}", b"experts")
     collector.note_repeated("rl-1")
-    await collector.collect(group)
+    await collector.collect(group, after=0)
     found = [key.removeprefix("routes/") for key in store.objects if key.startswith("routes/")]
     assert sorted(found) == ["rl-1/rl-1-0.0.accepted", "rl-1/rl-1-1.0.spent", "rl-10/x"]
 
@@ -65,9 +73,26 @@ async def test_recorded_experts_that_no_link_names_go_too(store: MemoryStore) ->
 async def test_a_restored_run_keeps_what_the_branch_that_it_left_may_name(
     store: MemoryStore,
 ) -> None:
-    collector = ContentCollector(store, is_restored=True)
+    collector = open_collector(store, is_restored=True)
     collector.note_repeated("rl-1")
-    await collector.collect(make_group(store))
+    await collector.collect(make_group(store), after=0)
+    assert len(left(store)) == 5
+
+
+async def test_a_controller_that_lost_its_run_deletes_nothing(store: MemoryStore) -> None:
+    group, collector = make_group(store), open_collector(store)
+    for holder in ("this", "its successor"):
+        claim_epoch(collector.journal.store, holder=holder, parent=None, reason="start")
+    collector.note_repeated("rl-1")
+    await collector.collect(group, after=0)
+    assert len(left(store)) == 5
+
+
+async def test_nothing_is_deleted_before_the_last_record_is_durable(store: MemoryStore) -> None:
+    group, collector = make_group(store), open_collector(store)
+    collector.note_repeated("rl-1")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(collector.collect(group, after=1), 0.1)
     assert len(left(store)) == 5
 
 
@@ -77,10 +102,10 @@ async def test_a_store_that_is_away_stops_nothing(
     def fail(*_: object) -> None:
         raise StoreError("away")
 
-    group, collector = make_group(store), ContentCollector(store, is_restored=False)
+    group, collector = make_group(store), open_collector(store)
     monkeypatch.setattr(MemoryStore, "list", fail)
     collector.note_repeated("rl-1")
-    await collector.collect(group)
+    await collector.collect(group, after=0)
     assert len(left(store)) == 5
 
 

@@ -346,17 +346,17 @@ class ReinforcementPhase:
 
     async def _run_group(self, group: RolloutGroup, request: GroupRequest) -> None:
         records = await self.run.dispatcher.run_group(request)
-        for record in records:
-            self.run.book.write_prepared(record)
+        sequences = [self.run.book.write_prepared(record) for record in records]
         self.run.plans.forecast.record_leases(
             request.environment, [record.record.rollout for record in records]
         )
-        await self.run.dispatcher.collector.collect(group)
         group.serving = None
         self._buffer.note_change(group.group_id)
         drop_faulty(self.run.book, [group])
         self._running.remove(group.group_id)
         self._changed.set()
+        if sequences:
+            await self.run.dispatcher.collector.collect(group, after=sequences[-1])
 
     async def _train_step(self, groups: Sequence[RolloutGroup], *, waited_s: float) -> None:
         run = self.run
