@@ -52,7 +52,7 @@ class DeadCore:
 async def test_a_swap_on_a_dead_engine_says_that_the_engine_is_unavailable(
     options: EngineOptions,
 ) -> None:
-    config = SimpleNamespace(get_vocab_size=lambda: 320, max_model_len=256)
+    config = SimpleNamespace(get_vocab_size=lambda: 320, max_model_len=256, is_moe=False)
     core = DeadCore()
     ranks = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1))
     llm: Any = SimpleNamespace(
