@@ -86,7 +86,8 @@ def route(
     """
     _check_arguments(logits, k, router, bias, replay, plausibility)
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    scores = logits.softmax(-1) if router.scoring is Scoring.SOFTMAX else logits.sigmoid()
+    is_softmax = router.scoring is Scoring.SOFTMAX
+    scores = logits.softmax(-1) if is_softmax else logits.sigmoid()
     preference = _preference(logits.detach(), scores.detach(), router, bias)
     order = _descending_order(preference)
     replaced = torch.zeros((), dtype=torch.int32, device=logits.device)
@@ -96,17 +97,15 @@ def route(
         kept = _replayed_experts(replay, usable, logits.shape[1])
         if plausibility > 0:
             # Softmax is compared in logits, where a ratio is a difference: exact at 1.
-            in_logits = router.scoring is Scoring.SOFTMAX and bias is None and router.groups == 1
+            in_logits = is_softmax and bias is None and router.groups == 1
             worst = preference.gather(1, order[:, k - 1 : k])
             kept &= preference >= _lower_bound(worst, plausibility, in_logits=in_logits)
-        unused = ~kept.gather(1, order)
-        first = unused.byte().argsort(dim=1, stable=True)[:, :k]
+        first = (~kept.gather(1, order)).byte().argsort(dim=1, stable=True)[:, :k]
         order = order.gather(1, first.sort(dim=1).values)
     ids = order[:, :k]
     weights = scores.gather(1, ids)
     if router.renormalises:
-        total = weights.sum(-1, keepdim=True)
-        weights = weights / (total if router.scoring is Scoring.SOFTMAX else total + _EPSILON)
+        weights = weights / (weights.sum(-1, keepdim=True) + (0 if is_softmax else _EPSILON))
     return Routes(ids.to(torch.int32), weights * router.scale, replaced)
 
 

@@ -134,17 +134,16 @@ def collate(
     Every pass has collectives, so a rank without rows takes part too. Of a packed row, each rank
     of a context group trains the tokens that its own tokens predict.
     """
-    num_trained = [row.places.size for row in rows]
     if packed:
         token_ids, lengths = _lay_in_row(rows, context)
         starts = np.cumsum([0, *lengths[:-1]])[: len(rows)]
         places = [row.places + start for row, start in zip(rows, starts, strict=True)]
-        owners = np.zeros(sum(num_trained), dtype=np.int64)
+        owners = np.zeros(sum(row.places.size for row in rows), dtype=np.int64)
     else:
         token_ids, lengths = _pad_rows(rows), ()
         starts = np.arange(len(rows)) * token_ids.shape[1]
         places = [row.places for row in rows]
-        owners = np.repeat(np.arange(len(rows)), num_trained)
+        owners = np.repeat(np.arange(len(rows)), [row.places.size for row in rows])
     own = context.own_tokens(token_ids.shape[1])
     every = np.concatenate([np.zeros(0, dtype=np.int64), *places])
     predicted = (own.start < every) & (every <= own.stop)

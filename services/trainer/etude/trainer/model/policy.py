@@ -183,6 +183,13 @@ def _refuse_pickles(store: Store, folder: Path) -> None:
         raise InvalidModelError(folder, "holds pickled weights; convert them to safetensors")
 
 
+def _find_transform(config: PretrainedConfig, folder: Path) -> LogitTransform:
+    try:
+        return find_logit_transform(config)
+    except ValueError as cause:
+        raise InvalidModelError(folder, str(cause)) from cause
+
+
 def load_policy(
     folder: Path,
     *,
@@ -214,11 +221,9 @@ def load_policy(
     check_experts(config, ranks.experts.size)
     store = weights or open_store(folder.resolve().as_uri())
     _refuse_pickles(store, folder)
-    try:
-        transform = find_logit_transform(config)
-    except ValueError as cause:
-        raise InvalidModelError(folder, str(cause)) from cause
-    wrap = partial(Policy, transform=transform, context=ranks.context, lora=lora)
+    wrap = partial(
+        Policy, transform=_find_transform(config, folder), context=ranks.context, lora=lora
+    )
     try:
         stored = find_weights(store)
         # Without dropout: trainer and sampler must say the same.

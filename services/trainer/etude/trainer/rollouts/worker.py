@@ -110,18 +110,7 @@ class RolloutWorker:
         if self._contents is not None:
             await self._contents.write(order, records)
         runner.history.close(map(order.rollout_id, order.indices))
-        return GroupResult(
-            records=tuple(record.SerializeToString() for record in records),
-            retried=runner.retried,
-            driver=runner.driver,
-            isolation=runner.isolation,
-            lost=runner.tally.lost,
-            recovered=runner.tally.recovered,
-            replayed=runner.tally.replayed,
-            starts=start.counts,
-            completions=runner.completions,
-            resumes=runner.history.counts,
-        )
+        return _build_result(runner, start, records)
 
     async def _score(
         self, order: GroupRequest, rollouts: Sequence[rollout_pb2.Rollout]
@@ -225,6 +214,23 @@ class RolloutWorker:
         if isinstance(self._chat, EndpointClient):
             self._chat.close()
         await asyncio.to_thread(self._traces.shutdown)
+
+
+def _build_result(
+    runner: GroupRunner, start: GroupStart, records: Sequence[journal_pb2.JournalRollout]
+) -> GroupResult:
+    return GroupResult(
+        records=tuple(record.SerializeToString() for record in records),
+        retried=runner.retried,
+        driver=runner.driver,
+        isolation=runner.isolation,
+        lost=runner.tally.lost,
+        recovered=runner.tally.recovered,
+        replayed=runner.tally.replayed,
+        starts=start.counts,
+        completions=runner.completions,
+        resumes=runner.history.counts,
+    )
 
 
 def _open_contents(config: WorkerConfig, chat: ChatFormat | EndpointClient) -> ContentWriter | None:
