@@ -28,9 +28,9 @@ from etude.trainer.export.receipts import PublishBase, RankReceipt
 from etude.trainer.learner.batch_reader import read_batch
 from etude.trainer.learner.batches import PolicyBatch, StepResult
 from etude.trainer.learner.protocol import Learners
-from etude.trainer.rollouts.content_writer import ContentWriter
+from etude.trainer.rollouts.contents.content_writer import ContentWriter
+from etude.trainer.rollouts.contents.readable_rows import write_readable_rollouts
 from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, RolloutWorkers
-from etude.trainer.rollouts.readable_rows import write_readable_rollouts
 from etude.trainer.routing.table import RoutingTable
 from etude.trainer.seeding import derive_seed
 from etude.v1 import environments_pb2, journal_pb2, rewards_pb2, rollout_pb2, weights_pb2

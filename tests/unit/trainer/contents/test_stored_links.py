@@ -22,7 +22,7 @@ from etude.trainer.contents.objects import (
     write_links,
 )
 from etude.trainer.contents.rollout_checks import InvalidSpanError
-from etude.trainer.rollouts.content_writer import ContentWriter
+from etude.trainer.rollouts.contents.content_writer import ContentWriter
 from etude.trainer.rollouts.protocol import GroupRequest
 from etude.trainer.routing.table import Purpose
 from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2, weights_pb2

@@ -22,10 +22,10 @@ from etude.trainer.learner.objective import Objective, PolicyObjective
 from etude.trainer.learner.proximal import RowScorer
 from etude.trainer.learner.rows import TrainingRow, policy_rows
 from etude.trainer.learner.sequence_packing import collate
+from etude.trainer.model.experts.router_replay import RouterReplay
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.output_head import TokenScores
 from etude.trainer.model.policy import Policy
-from etude.trainer.model.router_replay import RouterReplay
 
 CPU = torch.device("cpu")
 ALONE = RankGroup(rank=0, size=1, device=CPU)

@@ -33,9 +33,9 @@ from etude.common.stores import WEIGHT_SUFFIXES, local_folder, open_run_store, o
 from etude.common.tls.targets import is_loopback
 from etude.common.weights import VersionId
 from etude.trainer.controller.reporting.rows import Row, evaluation_fields
+from etude.trainer.rollouts.contents.readable_rows import rollout_rows
 from etude.trainer.rollouts.endpoint_policy import ChatEndpoint
 from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
-from etude.trainer.rollouts.readable_rows import rollout_rows
 from etude.trainer.rollouts.suites.results import SuiteResults
 from etude.trainer.rollouts.suites.runner import Marks, Records, SuitePass, SuiteRunner
 from etude.trainer.rollouts.tasks import find_tasks

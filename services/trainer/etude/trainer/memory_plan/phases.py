@@ -16,7 +16,7 @@ from etude.trainer.memory_plan.allocations import Peak
 from etude.trainer.memory_plan.proposals import Proposal, propose_changes
 from etude.trainer.memory_plan.step import PlannedStep, plan_step
 from etude.trainer.model.activation_checkpointing import Checkpointing
-from etude.trainer.model.expert_parallel import check_experts
+from etude.trainer.model.experts.expert_parallel import check_experts
 from etude.trainer.model.mesh import ONE_COPY, MeshShape
 from etude.trainer.model.policy import read_config
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from etude.trainer.model.expert_parallel import count_experts
+from etude.trainer.model.experts.expert_parallel import count_experts
 
 _PASSES = 3
 """One forward, and a backward of twice the cost: for activations, and for weights if trained."""

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import (
 
 from etude.trainer.model.compute_device import is_gpu
 from etude.trainer.model.context_parallel import UNDIVIDED, ContextGroup
-from etude.trainer.model.expert_parallel import (
+from etude.trainer.model.experts.expert_parallel import (
     ALL_EXPERTS,
     ExpertGroup,
     divide_experts,

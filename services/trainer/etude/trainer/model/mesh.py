@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from etude.trainer.model.context_parallel import UNDIVIDED, ContextGroup
-from etude.trainer.model.expert_parallel import ALL_EXPERTS, ExpertGroup
+from etude.trainer.model.experts.expert_parallel import ALL_EXPERTS, ExpertGroup
 
 REPLICATE = "replicate"
 """Axis of ranks that hold equal shards."""

@@ -20,14 +20,14 @@ from etude.common.errors import CorruptError, InvalidFieldError, Problem, UserEr
 from etude.trainer.model import packed_attention
 from etude.trainer.model.compute_device import is_gpu
 from etude.trainer.model.context_parallel import UNDIVIDED, ContextGroup
-from etude.trainer.model.expert_parallel import check_experts
+from etude.trainer.model.experts.expert_parallel import check_experts
+from etude.trainer.model.experts.router_replay import RouterReplay
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.logit_probe import backbone, find_logit_transform
 from etude.trainer.model.lora import EarlierPolicy, create_adapters, reset_adapters
 from etude.trainer.model.mtp import heads
 from etude.trainer.model.output_head import UNCHANGED, LogitTransform, TokenScores, score_tokens
 from etude.trainer.model.parameters import local_shard
-from etude.trainer.model.router_replay import RouterReplay
 from etude.trainer.model.sharded_load import (
     LoadPlan,
     ScatteredLayoutError,

@@ -20,14 +20,14 @@ from etude.common.harbor.task_file import TaskFile
 from etude.common.stores import find_model_folder, open_run_store
 from etude.trainer.rollouts import task_steps
 from etude.trainer.rollouts.client_pool import ClientPool
-from etude.trainer.rollouts.content_writer import ContentWriter
+from etude.trainer.rollouts.contents.content_writer import ContentWriter
+from etude.trainer.rollouts.contents.readable_rows import write_readable_rollouts
 from etude.trainer.rollouts.endpoint_policy import EndpointClient
 from etude.trainer.rollouts.environments import GroupEnvironments
 from etude.trainer.rollouts.group_runner import GroupRunner
 from etude.trainer.rollouts.group_start import GroupStart
 from etude.trainer.rollouts.leases import RolloutSlots
 from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, WorkerConfig
-from etude.trainer.rollouts.readable_rows import write_readable_rollouts
 from etude.trainer.rollouts.scoring import Scorer
 from etude.trainer.rollouts.task_setup import TaskSetup
 from etude.trainer.rollouts.task_steps import StepContent

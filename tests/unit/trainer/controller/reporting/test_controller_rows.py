@@ -17,7 +17,7 @@ from etude.trainer.controller.reporting.rows import (
     step_row,
 )
 from etude.trainer.learner.batches import StepResult
-from etude.trainer.rollouts.readable_rows import rollout_rows
+from etude.trainer.rollouts.contents.readable_rows import rollout_rows
 from etude.v1.journal_pb2 import JournalRollout
 from etude.v1.rewards_pb2 import RewardFault, RewardRecord
 from etude.v1.rollout_pb2 import ENDING_STOPPED, CallRecord, Costs, Link, Rollout

@@ -20,7 +20,7 @@ from etude.trainer.controller.reporting.behaviour import (
     trajectory_figures,
 )
 from etude.trainer.learner.batches import StepResult
-from etude.trainer.rollouts.readable_rows import ending_name
+from etude.trainer.rollouts.contents.readable_rows import ending_name
 from etude.v1 import journal_pb2
 
 Row = dict[str, Any]

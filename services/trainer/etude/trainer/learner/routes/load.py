@@ -11,7 +11,7 @@ from torch import Tensor
 
 from etude.trainer.learner.objective import Objective
 from etude.trainer.learner.sequence_packing import Microbatch
-from etude.trainer.model.expert_parallel import count_experts
+from etude.trainer.model.experts.expert_parallel import count_experts
 from etude.trainer.model.fsdp import RankGroup
 from etude.trainer.model.output_head import TokenScores
 from etude.trainer.model.policy import Policy

@@ -1,0 +1,1 @@
+"""Mixtures of experts: their division over ranks, and replay of their routers."""

@@ -1,0 +1,1 @@
+"""Contents of finished rollouts, as their worker writes them."""
