@@ -58,7 +58,7 @@ from etude.common.api_keys import make_key
 from etude.common.blobs import open_store
 from etude.common.rpc.channels import dial
 from etude.common.tls.identity import Identity
-from etude.common.turn_log import read_turns
+from etude.common.turns.turn_log import read_turns
 
 ROOT = Path(__file__).parents[1]
 START_S = 300

@@ -25,7 +25,7 @@ from etude.agent.chat import ChatFormat
 from etude.common.blobs import open_store
 from etude.common.rpc.server import Server
 from etude.common.tls.identity import Identity
-from etude.common.turn_log import read_turns
+from etude.common.turns.turn_log import read_turns
 from etude.v1 import inference_pb2_grpc
 
 TOKENIZER = Path(__file__).parents[1] / "unit" / "agent" / "model"

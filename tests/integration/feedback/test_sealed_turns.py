@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from etude.agent.chat import ChatFormat
 from etude.common.rpc.server import Server
-from etude.common.turn_sealing import TurnKey, TurnSealer, derive_public_key
+from etude.common.turns.turn_sealing import TurnKey, TurnSealer, derive_public_key
 from etude.feedback.ledger.ledger import FeedbackLedger
 from etude.feedback.ledger.user_keys import UserKeys
 from etude.feedback.turn_keys import TurnKeyService, read_turn

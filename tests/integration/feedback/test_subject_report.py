@@ -19,7 +19,7 @@ from tests.support.feedback.turns import serve_version, turn, write_turns
 
 from etude.common.blobs import Store, open_store
 from etude.common.checkpoints.manifest import CheckpointManifest, describe_object, write_manifest
-from etude.common.turn_sealing import TurnKey, TurnSealer, derive_public_key
+from etude.common.turns.turn_sealing import TurnKey, TurnSealer, derive_public_key
 from etude.feedback.commands import subject
 from etude.feedback.ingest.intake import EventIntake
 from etude.feedback.windows.builder import WindowBuilder

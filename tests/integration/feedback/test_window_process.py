@@ -14,9 +14,9 @@ from tests.support.feedback import events as examples
 from tests.support.feedback.process import FeedbackProcess
 from tests.support.feedback.turns import serve_version, turn, write_turns
 
-from etude.common import turn_log
 from etude.common.blobs import Store, open_store
 from etude.common.feedback import windows
+from etude.common.turns import turn_log
 
 NUM_USERS = 60
 RULES = {

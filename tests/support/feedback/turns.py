@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from tests.support.feedback.events import TERMS
 
-from etude.common import turn_log
 from etude.common.blobs import Store
 from etude.common.release.channels import ChannelRecord, ServedVersion, append_record
+from etude.common.turns import turn_log
 from etude.common.weights import VersionId
 from etude.v1 import inference_pb2, turns_pb2, weights_pb2
 

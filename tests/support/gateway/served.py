@@ -14,7 +14,7 @@ from etude.common.api_keys import make_key
 from etude.common.blobs import Store, open_store
 from etude.common.http_server import HttpServer, http_config, open_listener
 from etude.common.rpc.server import Server
-from etude.common.turn_log import read_turns
+from etude.common.turns.turn_log import read_turns
 from etude.gateway.settings import Route, Settings
 from etude.gateway.wiring import Parts, assemble
 from etude.v1 import (

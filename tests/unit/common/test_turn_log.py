@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 from typing_extensions import override
 
-from etude.common import turn_log
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, FencedError, StoreError
-from etude.common.turn_log import TurnLog, read_turns
+from etude.common.turns import turn_log
+from etude.common.turns.turn_log import TurnLog, read_turns
 from etude.v1.turns_pb2 import TurnRecord, TurnSegment
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.errors import CorruptError
-from etude.common.turn_sealing import TurnKey, TurnSealer, derive_public_key, open_turn
+from etude.common.turns.turn_sealing import TurnKey, TurnSealer, derive_public_key, open_turn
 from etude.v1 import turns_pb2
 
 _IDS = st.lists(st.integers(0, 2**31 - 1), max_size=50)

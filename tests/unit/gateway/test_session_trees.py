@@ -10,7 +10,7 @@ from tests.support.gateway.served import MODEL, ServedGateway
 
 from etude.agent.chat import ChatFormat
 from etude.common.api_keys import make_key
-from etude.common.turn_log import identify_rollout
+from etude.common.turns.turn_log import identify_rollout
 from etude.gateway.sessions import digest_beginnings
 from etude.gateway.turn_request import WireCall, WireMessage
 from etude.gateway.turns import THREAD_CHARS

@@ -18,7 +18,7 @@ from etude.agent.trajectory import PolicySpan
 from etude.common.api_keys import KeyOwner
 from etude.common.blobs import MemoryStore
 from etude.common.redact.redactor import find_secrets
-from etude.common.turn_log import TurnLog
+from etude.common.turns.turn_log import TurnLog
 from etude.common.weights import VersionId
 from etude.gateway.recording import SampledTurn, TurnRecorder
 from etude.gateway.sessions import Branch

@@ -21,7 +21,7 @@ from etude.cli.output import say, say_problem
 from etude.common.errors import EtudeError, Problem, UserError
 from etude.common.feedback.client import EventClient
 from etude.common.feedback.http_exchange import check_address
-from etude.common.turn_log import identify_rollout
+from etude.common.turns.turn_log import identify_rollout
 
 FLUSH_S = 10.0
 _LAST_FLUSH_S = 2.0

@@ -8,7 +8,7 @@ import grpc
 from typing_extensions import override
 
 from etude.common.errors import CorruptError, InvalidFieldError
-from etude.common.turn_sealing import derive_public_key, open_turn
+from etude.common.turns.turn_sealing import derive_public_key, open_turn
 from etude.feedback.ledger.ledger import FeedbackLedger
 from etude.feedback.ledger.state import LedgerState
 from etude.feedback.ledger.user_keys import LedgerSecret, UserId, UserKeys

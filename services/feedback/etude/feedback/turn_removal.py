@@ -4,9 +4,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from etude.common import turn_log
 from etude.common.errors import Problem, UserError
 from etude.common.feedback import windows
+from etude.common.turns import turn_log
 from etude.feedback import metrics
 from etude.feedback.ledger.ledger import FeedbackLedger
 from etude.feedback.windows.settings import WindowRules

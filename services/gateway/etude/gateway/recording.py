@@ -13,7 +13,7 @@ from etude.agent.completions import Completion
 from etude.agent.transcript import asks_question
 from etude.common.api_keys import KeyOwner
 from etude.common.redact.redactor import find_secrets
-from etude.common.turn_log import TurnLog, identify_rollout
+from etude.common.turns.turn_log import TurnLog, identify_rollout
 from etude.gateway import metrics
 from etude.gateway.sealing_keys import SealingKeys
 from etude.gateway.sessions import Branch

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import grpc
 
 from etude.common.api_keys import KeyOwner
-from etude.common.turn_sealing import TurnKey, TurnSealer
+from etude.common.turns.turn_sealing import TurnKey, TurnSealer
 from etude.v1 import turns_pb2, turns_pb2_grpc
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from etude.common.api_keys import ApiKeyFile
 from etude.common.release.channels import CANARY, STABLE
 from etude.common.rpc import channels
 from etude.common.stores import WEIGHT_SUFFIXES, local_folder, open_run_store
-from etude.common.turn_log import TurnLog
+from etude.common.turns.turn_log import TurnLog
 from etude.gateway.app import GatewayApp
 from etude.gateway.canary import CanaryWatch
 from etude.gateway.lending import EngineLender

@@ -17,7 +17,7 @@ from tests.support.feedback.turns import turn, write_turns
 from etude.agent.chat import ChatFormat
 from etude.common.blobs import MemoryStore
 from etude.common.errors import UserError
-from etude.common.turn_log import identify_rollout
+from etude.common.turns.turn_log import identify_rollout
 from etude.demo import corpus, model_folder, tokenizer
 from etude.demo.problems import Source
 from etude.feedback.ledger.reading import LedgerReader

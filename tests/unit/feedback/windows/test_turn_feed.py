@@ -11,8 +11,8 @@ from tests.support.feedback.failing_store import KilledError, KilledStore, KillP
 from tests.support.feedback.turns import turn, write_turns
 from typing_extensions import override
 
-from etude.common import turn_log
 from etude.common.blobs import MemoryStore, ObjectInfo
+from etude.common.turns import turn_log
 from etude.feedback.windows.feeds import TurnFeed
 from etude.v1 import turns_pb2
 

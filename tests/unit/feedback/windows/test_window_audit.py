@@ -9,10 +9,10 @@ from tests.support.feedback import events as examples
 from tests.support.feedback.lives import NOW_MS, SECRET, SERVER, Stores, living
 from tests.support.feedback.turns import serve_version, turn, write_turns
 
-from etude.common import turn_log
 from etude.common.blobs import MemoryStore
 from etude.common.feedback import windows
 from etude.common.feedback.windows import WindowExclusion, WindowManifest
+from etude.common.turns import turn_log
 from etude.feedback.ledger.ledger import open_ledger
 from etude.feedback.windows.audit import audit_windows
 from etude.feedback.windows.builder import WindowBuilder

@@ -11,8 +11,8 @@ from typing_extensions import override
 from etude.common.blobs import MemoryStore
 from etude.common.errors import FencedError
 from etude.common.feedback import windows
-from etude.common.turn_log import identify_rollout
-from etude.common.turn_sealing import TurnKey, TurnSealer, derive_public_key
+from etude.common.turns.turn_log import identify_rollout
+from etude.common.turns.turn_sealing import TurnKey, TurnSealer, derive_public_key
 from etude.common.weights import VersionId
 from etude.feedback.ingest.intake import EventIntake
 from etude.feedback.ledger.ledger import open_ledger

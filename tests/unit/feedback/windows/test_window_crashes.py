@@ -18,7 +18,7 @@ from typing_extensions import override
 from etude.common.blobs import MemoryStore, Store
 from etude.common.errors import FencedError
 from etude.common.feedback import windows
-from etude.common.turn_log import identify_rollout
+from etude.common.turns.turn_log import identify_rollout
 from etude.feedback.ledger.ledger import open_ledger
 from etude.feedback.windows.builder import WindowBuilder
 from etude.feedback.windows.settings import WindowRules

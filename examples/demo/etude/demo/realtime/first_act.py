@@ -10,7 +10,7 @@ from typing import NamedTuple
 import httpx2
 
 from etude.common.feedback import windows
-from etude.common.turn_log import read_turns
+from etude.common.turns.turn_log import read_turns
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.chain import newest_version
 from etude.demo.realtime import figures

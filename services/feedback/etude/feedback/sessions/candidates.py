@@ -8,13 +8,13 @@ from typing import NamedTuple
 from etude.agent.chat import ChatFormat
 from etude.agent.chat.pieces import PieceReader
 from etude.agent.toolsets import list_schemas
-from etude.common import turn_log
 from etude.common.blobs import Store
 from etude.common.errors import CorruptError, Problem, UserError
 from etude.common.feedback import payloads
 from etude.common.feedback.events import AnyEvent
 from etude.common.feedback.payloads import TaskOutcome
 from etude.common.redact.redactor import Redactor
+from etude.common.turns import turn_log
 from etude.feedback.ledger.reading import LedgerReader
 from etude.feedback.ledger.user_keys import UserId
 from etude.feedback.sessions.patches import FilePatch, join_patches, split_patch

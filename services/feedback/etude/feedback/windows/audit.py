@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from etude.common import turn_log
 from etude.common.blobs import MissingError, Store
 from etude.common.durable_log import LogReader
 from etude.common.errors import CorruptError
 from etude.common.feedback import windows
 from etude.common.feedback.windows import WindowManifest, WindowRollout
+from etude.common.turns import turn_log
 from etude.feedback import credit
 from etude.feedback.ledger import records
 from etude.feedback.ledger.ledger import ledger_source

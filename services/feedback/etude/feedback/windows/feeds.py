@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from etude.common import turn_log
 from etude.common.blobs import MissingError, Store
 from etude.common.durable_log import LogReader
 from etude.common.errors import CorruptError, InvalidFieldError
 from etude.common.feedback.events import AnyEvent, parse_event
+from etude.common.turns import turn_log
 from etude.feedback import metrics
 from etude.feedback.ledger import records
 from etude.feedback.ledger.ledger import FeedbackLedger, ledger_source

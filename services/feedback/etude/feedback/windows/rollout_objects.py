@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from blake3 import blake3
 
-from etude.common import turn_log
 from etude.common.blobs import MAX_CREATE_BYTES, MissingError, Store
 from etude.common.errors import CorruptError
 from etude.common.feedback import windows
+from etude.common.turns import turn_log
 from etude.common.weights.protocol import records
 from etude.feedback.ledger.ledger import FeedbackLedger
 from etude.feedback.ledger.user_keys import UserId

@@ -1,0 +1,1 @@
+"""Recorded turns: their log, and their encryption."""
