@@ -42,7 +42,7 @@ from environment_bench.pool import Client, Pool
 from tests.support import figures
 from typing_extensions import override
 
-from etude.agent.turns import ToolCall
+from etude.agent.tool_calls import ToolCall
 from etude.common.errors import EtudeError
 from etude.trainer.rollouts.leases import Leases
 from etude.trainer.rollouts.outage import OutageBudget

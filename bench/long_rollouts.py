@@ -41,11 +41,11 @@ from long_bench import learner_side, shared_rows, worker_rollout
 from long_bench.script import FILE, SAMPLED_TOKENS, write_file, write_turn
 from tests.support import figures
 
-from etude.agent import messages
 from etude.agent.chat import ChatFormat
 from etude.agent.completions import Completion, FinishReason
 from etude.agent.local import INITIAL, LocalEnvironment
 from etude.agent.rollout import run_rollout
+from etude.agent.rollout_message import to_rollout_message
 from etude.agent.summaries import TOOL_NAME, SummarizeContext, SummaryLimits
 from etude.agent.token_policy import RolloutLimits, RolloutTask, Sampler
 from etude.agent.toolsets import toolset
@@ -201,7 +201,7 @@ class LongRollout:
         )
 
     def _write_message(self, trajectory: Trajectory) -> rollout_pb2.Rollout:
-        rollout = messages.to_rollout_message(trajectory)
+        rollout = to_rollout_message(trajectory)
         rollout.rollout_id, rollout.group_id = "long-0", "long"
         return rollout
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from etude.agent import messages
 from etude.agent.chat import ChatFormat
+from etude.agent.rollout_message import to_rollout_message
 from etude.agent.trajectory import RolloutEnding, Trajectory
 from etude.common import weights
 from etude.common.api.run.rewards import LengthPenaltyParameters
@@ -167,7 +167,7 @@ class Reinforcement:
         started: float,
     ) -> Step:
         """Make one update of the rollouts' rewards."""
-        rollouts_pb = [messages.to_rollout_message(each) for each in found]
+        rollouts_pb = [to_rollout_message(each) for each in found]
         scores = np.array(
             [
                 puzzle.score(each.final_message) if each.ending is RolloutEnding.STOPPED else 0.0

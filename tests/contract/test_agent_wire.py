@@ -2,7 +2,8 @@
 
 from etude.agent import messages
 from etude.agent.completions import FinishReason
-from etude.agent.tool_calls import ParsedCall, call_from_json
+from etude.agent.rollout_message import to_rollout_message
+from etude.agent.tool_calls import ParsedCall, ToolCall, call_from_json
 from etude.agent.tools.base import ErrorKind, ToolOutcome
 from etude.agent.trajectory import (
     CallRecord,
@@ -12,7 +13,6 @@ from etude.agent.trajectory import (
     RolloutEnding,
     Trajectory,
 )
-from etude.agent.turns import ToolCall
 from etude.common.weights import VersionId
 from etude.v1 import environments_pb2, inference_pb2, rollout_pb2
 
@@ -72,7 +72,7 @@ def test_a_trajectory_is_written_down_completely() -> None:
     costs = RolloutCosts(
         completion_tokens=2, turns=1, tool_calls=1, malformed_calls=1, tool_seconds=0.5
     )
-    message = messages.to_rollout_message(
+    message = to_rollout_message(
         Trajectory(
             links=(link,),
             costs=costs,
@@ -98,7 +98,7 @@ def test_a_trajectory_is_written_down_completely() -> None:
 
 
 def test_a_trajectory_without_samples_has_no_versions() -> None:
-    message = messages.to_rollout_message(
+    message = to_rollout_message(
         Trajectory(links=(), costs=RolloutCosts(), ending=RolloutEnding.TIME_LIMIT)
     )
     assert not message.HasField("oldest")

@@ -12,7 +12,7 @@ from tests.support.trainer.lost_environments import Episodes, episodes_of
 from tests.support.vm import guests
 
 from etude.agent.replay import DivergedError
-from etude.agent.turns import ToolCall
+from etude.agent.tool_calls import ToolCall
 from etude.common.errors import UnavailableError
 from etude.trainer.rollouts.failover import FailoverEnvironment
 from etude.v1 import environments_pb2

@@ -24,8 +24,9 @@ from etude.agent.search.codebase import Codebase, SearchedFiles
 from etude.agent.search.contents import content_digest
 from etude.agent.search.remote import RemoteCodebase, SearchServiceError, identify_base
 from etude.agent.search.shared_index import SharedIndex
+from etude.agent.tool_calls import ToolCall
 from etude.agent.toolsets import toolset
-from etude.agent.turns import RolloutEnvironment, ToolCall
+from etude.agent.turns import RolloutEnvironment
 from etude.cli.environments.client import EnvironmentRequest
 from etude.cli.environments.leased_tools import lease_environment
 from etude.common.http_server import HttpServer, http_config, open_listener

@@ -7,7 +7,8 @@ import pytest
 from tests.support.environments.pool_client import Pool
 from tests.support.trainer.lost_environments import Episodes, episodes_of
 
-from etude.agent.turns import ToolCall, to_json
+from etude.agent.tool_calls import ToolCall
+from etude.agent.turns import to_json
 from etude.trainer.rollouts.failover import FailoverEnvironment
 
 EDIT = {"path": "shop/core.py", "old_string": "a - b", "new_string": "a + b"}

@@ -18,9 +18,10 @@ from etude.agent.interactive.user_workspace import (
 )
 from etude.agent.local import LocalEnvironment
 from etude.agent.replay import CallLog, DivergedError, check_replay
+from etude.agent.tool_calls import ToolCall
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import toolset
-from etude.agent.turns import RolloutEnvironment, ToolCall
+from etude.agent.turns import RolloutEnvironment
 from etude.agent.workspace import ExecResult
 from etude.envserver.drivers.folder_driver import FolderCommand
 from etude.envserver.drivers.process.driver import ProcessDriver

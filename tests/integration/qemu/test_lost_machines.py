@@ -11,7 +11,7 @@ from tests.support.environments import served_pools
 from tests.support.environments.pool_processes import Processes
 from tests.support.trainer.lost_environments import Episodes, episodes_of
 
-from etude.agent.turns import ToolCall
+from etude.agent.tool_calls import ToolCall
 from etude.common.rpc import channels
 from etude.envserver.images.built_image import BuiltImage
 from etude.trainer.rollouts.failover import FailoverEnvironment

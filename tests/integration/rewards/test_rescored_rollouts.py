@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.trainer.run_history import packed
 
-from etude.agent.turns import ToolCall
+from etude.agent.tool_calls import ToolCall
 from etude.cli.environments.client import EnvironmentRequest
 from etude.cli.environments.leased_tools import lease_environment
 from etude.common.api.run.spec import RLRunSpec

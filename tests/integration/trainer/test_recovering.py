@@ -10,7 +10,7 @@ from tests.support.free_ports import reserve_port
 from tests.support.trainer.lost_environments import Episodes, episodes_of
 
 from etude.agent import replay
-from etude.agent.turns import ToolCall
+from etude.agent.tool_calls import ToolCall
 from etude.common.errors import UnavailableError
 from etude.common.rpc import channels
 from etude.trainer.rollouts import failover, sandbox_client

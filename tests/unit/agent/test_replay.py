@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from etude.agent import replay
 from etude.agent.replay import CallLog, DivergedError
+from etude.agent.tool_calls import ToolCall
 from etude.agent.tools.base import ErrorKind, ToolOutcome
 from etude.agent.toolsets import toolset
-from etude.agent.turns import ToolCall
 from etude.common.errors import ReusedIdError
 
 TOOLS = toolset("Standard").tools

@@ -13,11 +13,11 @@ from etude.agent.completions import Completion, FinishReason
 from etude.agent.local import LocalEnvironment, ScriptedSampler
 from etude.agent.rollout import run_rollout
 from etude.agent.token_policy import RolloutLimits, RolloutTask, Sampler
-from etude.agent.tool_calls import render_call
+from etude.agent.tool_calls import ToolCall, render_call
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import toolset
 from etude.agent.trajectory import PolicySpan, Trajectory
-from etude.agent.turns import PlatformFaultError, RolloutEnvironment, ToolCall
+from etude.agent.turns import PlatformFaultError, RolloutEnvironment
 from etude.agent.workspace import ExecResult, MemoryWorkspace
 from etude.common.errors import UnavailableError
 from etude.common.weights import VersionId

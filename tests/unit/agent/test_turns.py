@@ -18,7 +18,7 @@ from etude.agent.completions import Completion, FinishReason
 from etude.agent.local import LocalEnvironment, ScriptedSampler
 from etude.agent.rollout import run_rollout
 from etude.agent.token_policy import RolloutLimits, RolloutTask, Sampler
-from etude.agent.tool_calls import render_call
+from etude.agent.tool_calls import ToolCall, render_call
 from etude.agent.tools.base import ErrorKind, ToolOutcome
 from etude.agent.toolsets import toolset
 from etude.agent.trajectory import (
@@ -28,7 +28,7 @@ from etude.agent.trajectory import (
     Trajectory,
     cut_text,
 )
-from etude.agent.turns import RolloutEnvironment, ToolCall
+from etude.agent.turns import RolloutEnvironment
 from etude.agent.workspace import ExecResult, MemoryWorkspace
 from etude.common.errors import UserError
 from etude.common.weights import VersionId

@@ -22,11 +22,10 @@ from etude.agent.interactive.user_workspace import Approver, Decision, Edit
 from etude.agent.local import LocalEnvironment, ScriptedSampler
 from etude.agent.rollout import run_rollout
 from etude.agent.token_policy import RolloutLimits, RolloutTask
-from etude.agent.tool_calls import render_call
+from etude.agent.tool_calls import ToolCall, render_call
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import toolset
 from etude.agent.trajectory import RolloutEnding
-from etude.agent.turns import ToolCall
 from etude.agent.workspace import FolderWorkspace
 from etude.common.errors import UserError
 

@@ -23,10 +23,9 @@ from etude.agent.recorded_conversation import (
     join_turns,
     replay_conversation,
 )
-from etude.agent.tool_calls import render_call
+from etude.agent.tool_calls import ToolCall, render_call
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import Toolset, toolset
-from etude.agent.turns import ToolCall
 from etude.agent.workspace import FolderWorkspace
 from etude.common.errors import UserError
 

@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from etude.agent.interactive.session import Screen
 from etude.agent.interactive.user_workspace import Approver, Decision, Edit
+from etude.agent.tool_calls import ToolCall
 from etude.agent.tools.base import ToolOutcome
-from etude.agent.turns import ToolCall
 from etude.cli.output import SafeConsole, console, escape_controls, say
 
 MAX_SHOWN_LINES = 400

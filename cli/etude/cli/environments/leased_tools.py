@@ -12,8 +12,9 @@ from google.protobuf.message import DecodeError
 from typing_extensions import override
 
 from etude.agent import messages
+from etude.agent.tool_calls import ToolCall
 from etude.agent.tools.base import ToolOutcome
-from etude.agent.turns import RolloutEnvironment, ToolCall
+from etude.agent.turns import RolloutEnvironment
 from etude.cli.environments.client import (
     EnvironmentRequest,
     launch_environments,

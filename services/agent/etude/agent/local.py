@@ -8,11 +8,11 @@ from typing_extensions import override
 from etude.agent.chat import ChatFormat
 from etude.agent.completions import Completion, FinishReason
 from etude.agent.token_policy import Sampler
-from etude.agent.tool_calls import call_from_json
+from etude.agent.tool_calls import ToolCall, call_from_json
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import Toolset, run_calls
 from etude.agent.trajectory import PolicySpan
-from etude.agent.turns import RolloutEnvironment, ToolCall
+from etude.agent.turns import RolloutEnvironment
 from etude.agent.workspace import Workspace
 from etude.common.weights import VersionId
 

@@ -13,19 +13,12 @@ from etude.agent.chat import ChatFormat, Conversation
 from etude.agent.chat.template import TemplateError
 from etude.agent.chat.traits import make_message
 from etude.agent.token_policy import SampledText
-from etude.agent.tool_calls import ParsedCall
+from etude.agent.tool_calls import ParsedCall, ToolCall
 from etude.agent.tool_messages import RenderedMessage, make_result_messages
 from etude.agent.tools.base import ErrorKind, ToolOutcome
 from etude.agent.toolsets import Toolset
 from etude.agent.trajectory import RolloutCosts, RolloutEnding
-from etude.agent.turns import (
-    PolicyConversation,
-    PolicyTurn,
-    RolloutEnvironment,
-    ToolCall,
-    TurnLoop,
-    to_json,
-)
+from etude.agent.turns import PolicyConversation, PolicyTurn, RolloutEnvironment, TurnLoop, to_json
 from etude.common.errors import Problem, UserError
 
 

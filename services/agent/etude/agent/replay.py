@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import grpc
 
+from etude.agent.tool_calls import ToolCall
 from etude.agent.tools.base import Access, ErrorKind, Tool, ToolOutcome
-from etude.agent.turns import ToolCall
 from etude.common.errors import EtudeError, ReusedIdError
 
 MAX_LOG_BYTES = 32 << 20

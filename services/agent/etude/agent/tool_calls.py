@@ -27,6 +27,15 @@ _TOO_DEEP = f"nested more than {MAX_JSON_DEPTH} levels deep"
 _OPEN, _CLOSE, _FUNCTION_CLOSE = "<tool_call>", "</tool_call>", "</function>"
 
 
+class ToolCall(NamedTuple):
+    """One call to an environment."""
+
+    call_id: str
+    """Unique in the rollout; a repeated id gets the stored result."""
+    name: str
+    arguments_json: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedCall:
     """One well-formed call; the toolset checks that its tool exists."""

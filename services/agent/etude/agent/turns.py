@@ -14,7 +14,7 @@ import grpc
 from opentelemetry import trace
 
 from etude.agent.summaries import RECEIVED, SummarizeContext
-from etude.agent.tool_calls import MalformedCall, ParsedCall
+from etude.agent.tool_calls import MalformedCall, ParsedCall, ToolCall
 from etude.agent.tools.base import ErrorKind, Tool, ToolOutcome
 from etude.agent.tools.terminal import Finish
 from etude.agent.toolsets import Toolset
@@ -23,15 +23,6 @@ from etude.common.errors import EtudeError, UnavailableError
 
 _TRACER = trace.get_tracer("etude.agent")
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-
-
-class ToolCall(NamedTuple):
-    """One call to an environment."""
-
-    call_id: str
-    """Unique in the rollout; a repeated id gets the stored result."""
-    name: str
-    arguments_json: str
 
 
 class RolloutEnvironment(Protocol):

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from etude.agent.completions import Completion, FinishReason
+from etude.agent.tool_calls import ToolCall
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.trajectory import PolicySpan
-from etude.agent.turns import ToolCall
 from etude.common.blobs import MemoryStore
 from etude.common.weights import VersionId
 from etude.trainer.rollouts.trajectories import recorder as recorder_module

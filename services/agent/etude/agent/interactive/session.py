@@ -26,15 +26,10 @@ from etude.agent.interactive.user_workspace import (
 )
 from etude.agent.local import LocalEnvironment
 from etude.agent.search.codebase import Codebase
+from etude.agent.tool_calls import ToolCall
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.trajectory import RolloutCosts, RolloutEnding
-from etude.agent.turns import (
-    PolicyConversation,
-    PolicyTurn,
-    RolloutEnvironment,
-    ToolCall,
-    TurnLoop,
-)
+from etude.agent.turns import PolicyConversation, PolicyTurn, RolloutEnvironment, TurnLoop
 from etude.common.errors import EtudeError
 from etude.common.feedback.client import EventClient, EventContext, hash_lines
 

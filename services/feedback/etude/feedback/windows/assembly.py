@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
-from etude.agent.messages import to_rollout_message
+from etude.agent.rollout_message import to_rollout_message
 from etude.agent.trajectory import LinkDraft, PolicySpan, RolloutCosts, RolloutEnding, Trajectory
 from etude.common.errors import EtudeError
 from etude.common.weights import VersionId

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import grpc
 
+from etude.agent.tool_calls import ToolCall
 from etude.agent.tools.base import Access, Tool, ToolOutcome
 from etude.agent.toolsets import toolset
 from etude.agent.trajectory import cut_text
-from etude.agent.turns import ToolCall
 from etude.common.errors import EtudeError, UnavailableError
 from etude.common.harbor.task_file import TaskFile
 from etude.trainer.rollouts.client_pool import ClientPool

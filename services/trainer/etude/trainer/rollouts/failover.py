@@ -20,8 +20,9 @@ from typing_extensions import override
 
 from etude.agent import replay
 from etude.agent.replay import CallLog
+from etude.agent.tool_calls import ToolCall
 from etude.agent.tools.base import ToolOutcome
-from etude.agent.turns import RolloutEnvironment, ToolCall
+from etude.agent.turns import RolloutEnvironment
 from etude.common.errors import UnavailableError
 from etude.trainer.rollouts.leases import Leases
 from etude.trainer.rollouts.outage import OutageBudget

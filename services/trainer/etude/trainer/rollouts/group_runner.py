@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import grpc
 from opentelemetry import trace
 
-from etude.agent import messages
 from etude.agent.chat import ChatFormat
 from etude.agent.replay import CallLog, DivergedError
 from etude.agent.rollout import run_rollout
+from etude.agent.rollout_message import to_rollout_message
 from etude.agent.token_policy import RolloutTask
 from etude.agent.toolsets import Toolset
 from etude.agent.trajectory import Trajectory
@@ -332,7 +332,7 @@ class GroupRunner:
             return lost_rollout(
                 f"stopped after waiting {outage.lost_s:.0f} s for engines or sandbox hosts"
             )
-        rollout = messages.to_rollout_message(trajectory)
+        rollout = to_rollout_message(trajectory)
         await self.history.store_routes(self._rollout_id(index), trajectory, rollout)
         try:
             rollout.diff = await environment.diff()

@@ -10,8 +10,9 @@ import grpc
 from typing_extensions import override
 
 from etude.agent import messages
+from etude.agent.tool_calls import ToolCall
 from etude.agent.tools.base import ToolOutcome
-from etude.agent.turns import RolloutEnvironment, ToolCall
+from etude.agent.turns import RolloutEnvironment
 from etude.common import telemetry
 from etude.common.errors import EtudeError, WrongStateError
 from etude.common.rpc import channels

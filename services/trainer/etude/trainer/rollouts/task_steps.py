@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 from typing_extensions import override
 
-from etude.agent.turns import LaterSteps, ToolCall, to_json
+from etude.agent.tool_calls import ToolCall
+from etude.agent.turns import LaterSteps, to_json
 from etude.common.blobs import Store
 from etude.common.errors import CorruptError
 from etude.common.harbor.task import MAX_FILE_BYTES, MAX_FILES, STEPS, WORKDIR

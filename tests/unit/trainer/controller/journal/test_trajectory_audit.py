@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from etude.agent.completions import Completion, FinishReason
+from etude.agent.tool_calls import ToolCall
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.trajectory import LinkDraft, PolicySpan
-from etude.agent.turns import ToolCall
 from etude.common.blobs import MemoryStore
 from etude.common.durable_log import encode_frame, encode_segment
 from etude.common.weights import VersionId

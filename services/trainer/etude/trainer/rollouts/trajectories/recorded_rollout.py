@@ -9,9 +9,9 @@ import numpy as np
 
 from etude.agent import messages
 from etude.agent.completions import Completion, FinishReason
+from etude.agent.tool_calls import ToolCall
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.trajectory import PolicySpan
-from etude.agent.turns import ToolCall
 from etude.common.routed_experts import RouteRows
 from etude.common.weights import VersionId
 from etude.trainer.rollouts.trajectories.rollback import Rollback

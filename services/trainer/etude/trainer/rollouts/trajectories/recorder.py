@@ -12,9 +12,9 @@ from etude.agent.chat import ChatFormat
 from etude.agent.completions import Completion, FinishReason, find_inconsistency
 from etude.agent.replay import DivergedError
 from etude.agent.token_policy import Sampler
+from etude.agent.tool_calls import ToolCall
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.trajectory import RolloutCosts
-from etude.agent.turns import ToolCall
 from etude.trainer.rollouts.outage import OutageBudget
 from etude.trainer.rollouts.trajectories.log import TrajectoryLog
 from etude.trainer.rollouts.trajectories.recorded_rollout import (
