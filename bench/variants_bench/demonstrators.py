@@ -57,8 +57,11 @@ class Demonstrator(Sampler):
             kept = facts if self.random.random() < KEEPS_FACTS else ""
             return f"{talk}{kept}at p{last}"
         if last >= self.answers_after:
-            words = [found[kind] or self.random.choice(words) for kind, words in _FACTS.items()]
-            return f"{talk}It is {' '.join(words)}."
+            facts = " ".join(
+                f"{kind} {found[kind] or self.random.choice(words)}"
+                for kind, words in _FACTS.items()
+            )
+            return f"{talk}It is {facts}."
         seen = context.rpartition("<|tool|>")[2]
         notes = "".join(f"{kind} {_find(seen, kind)} " for kind in _FACTS if _find(seen, kind))
         return notes + talk + render_call("read_file", {"path": f"p{last + 1}"})

@@ -20,7 +20,7 @@ FILLER = (
     *("harbour", "garden", "roof", "window", "door", "table", "chair", "lamp", "paper", "ink"),
     *("rope", "wheel", "cart", "boat", "sail", "wind", "rain", "snow", "cloud", "leaf", "seed"),
 )
-INSTRUCTION = "Find colour and animal."
+INSTRUCTION = "Find both."
 READER = Toolset(
     name="Reader",
     system_prompt="Tools: read_file(path)",
