@@ -1,4 +1,4 @@
-"""A mixture of experts on a real CPU engine: every version exact, whole and as a change."""
+"""Mixtures of experts on a real CPU engine: every version exact, whole and as a change."""
 
 import asyncio
 import os
@@ -7,11 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import pytest_asyncio
 import torch
 from tests.support.weights.followed_engine import Bench, Oracle, learn
 from tests.support.weights.publishing import TrainedPolicy
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from tokenizers import Tokenizer, models
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen3MoeConfig,
+)
 from typing_extensions import override
 
 from etude.common import weights
@@ -28,6 +36,45 @@ from etude.inference.updates.staging import Stager
 
 EXPERTS, WIDTH = 4, 24
 """A width that vLLM's own CPU kernel refuses: it takes multiples of 32."""
+SMALL: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "moe_intermediate_size": WIDTH,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+QWEN = Qwen3MoeConfig(
+    **SMALL,
+    num_key_value_heads=2,
+    head_dim=32,
+    num_experts=EXPERTS,
+    architectures=["Qwen3MoeForCausalLM"],
+)
+DEEPSEEK = DeepseekV3Config(
+    **SMALL,
+    num_key_value_heads=4,
+    n_routed_experts=EXPERTS,
+    n_shared_experts=1,
+    n_group=2,
+    topk_group=1,
+    first_k_dense_replace=0,
+    q_lora_rank=32,
+    # The sizes of DeepSeek-V3's cache: vLLM's latent attention on CPUs takes no others.
+    kv_lora_rank=512,
+    qk_rope_head_dim=64,
+    qk_nope_head_dim=32,
+    v_head_dim=32,
+    num_nextn_predict_layers=0,
+    # What published folders say, and transformers takes for granted.
+    topk_method="noaux_tc",
+    scoring_func="sigmoid",
+    architectures=["DeepseekV3ForCausalLM"],
+)
 
 
 class ExpertsOracle(Oracle):
@@ -36,8 +83,8 @@ class ExpertsOracle(Oracle):
     @override
     def words(self) -> dict[str, Words]:
         found: dict[str, Words] = {}
-        for name, parameter in self.model.named_parameters():
-            for part, value in self._parts(name, parameter.detach()):
+        for name, tensor in self.model.state_dict().items():
+            for part, value in self._parts(name, tensor):
                 found[part] = np.ascontiguousarray(value.numpy()).view(np.uint32).reshape(-1).copy()
         return found
 
@@ -45,8 +92,8 @@ class ExpertsOracle(Oracle):
     def schema(self) -> Schema:
         tensors = [
             TensorSpec(name=part, dtype="F32", shape=tuple(value.shape), split=split_of(part))
-            for name, parameter in self.model.named_parameters()
-            for part, value in self._parts(name, parameter.detach())
+            for name, tensor in self.model.state_dict().items()
+            for part, value in self._parts(name, tensor)
         ]
         return Schema(grid=8, tensors=tuple(sorted(tensors, key=lambda spec: spec.name)))
 
@@ -68,32 +115,24 @@ class ExpertsOracle(Oracle):
 
     @override
     def logprobs(self, words: dict[str, Words], tokens: Sequence[int]) -> list[float]:
+        state = self.model.state_dict()
         stacked = {
-            name: np.concatenate([words[part] for part, _ in self._parts(name, parameter)])
-            for name, parameter in self.model.named_parameters()
+            name: np.concatenate([words[part] for part, _ in self._parts(name, tensor)])
+            for name, tensor in state.items()
         }
+        for name, buffer in self.model.named_buffers():
+            if name in state:  # the bias of DeepSeek's routers
+                buffer.copy_(torch.from_numpy(stacked[name].view(np.float32)))
         return super().logprobs(stacked, tokens)
 
 
-@pytest_asyncio.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    config = Qwen3MoeConfig(
-        vocab_size=320,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        intermediate_size=128,
-        moe_intermediate_size=WIDTH,
-        num_experts=EXPERTS,
-        num_experts_per_tok=2,
-        norm_topk_prob=True,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-        architectures=["Qwen3MoeForCausalLM"],
-    )
-    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "model")
+@pytest_asyncio.fixture(params=[QWEN, DEEPSEEK], ids=["qwen3", "deepseek"])
+async def bench(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    config: PretrainedConfig = request.param
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(320)}, unk_token="t0"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t1")
+    tokenizer.save_pretrained(tmp_path / "model")
     options = EngineOptions(
         model=tmp_path / "model",
         served_name="experts",
@@ -162,7 +201,7 @@ def expected_routes(bench: Bench, tokens: list[int]) -> Any:
     hooks = [
         module.register_forward_hook(lambda _m, _a, result: found.append(result[2]))
         for module in bench.oracle.model.modules()
-        if type(module).__name__ == "Qwen3MoeTopKRouter"
+        if type(module).__name__ in ("Qwen3MoeTopKRouter", "DeepseekV3TopkRouter")
     ]
     with torch.no_grad():
         bench.oracle.model(torch.tensor([tokens]))

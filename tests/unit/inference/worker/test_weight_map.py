@@ -224,3 +224,20 @@ def test_any_order_of_elements_is_found(data: st.DataObject) -> None:
     found = build_weight_map(model, load, schema)
     load(tensors.items())
     assert read_through(found, schema) == oracle(tensors)
+
+
+class Absorbing(Engine):
+    """Holds a part of a projection as a parameter of its own, as latent attention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.absorbed = nn.Parameter(self.qkv.detach()[:, :2].t())
+
+
+def test_a_parameter_that_is_a_part_of_another_is_filled_with_it() -> None:
+    engine, tensors = Absorbing(), checkpoint()
+    schema = schema_of(tensors)
+    found = build_weight_map(engine, engine.load_weights, schema)
+    engine.load_weights(tensors.items())
+    assert "absorbed" not in found.parameters
+    assert read_through(found, schema) == oracle(tensors)

@@ -28,6 +28,7 @@ from vllm.triton_utils import dispatcher
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.sample import rejection_sampler
 
+from etude.inference.engine.head_rotation import rotate_every_head
 from etude.inference.engine.live_experts import prefer_live_experts
 from etude.inference.worker.drafted_model import CHANGED
 
@@ -56,6 +57,7 @@ def register() -> None:
         vllm.model_executor.layers.utils.check_cpu_sgl_kernel = _decline_sgl_kernel
         rejection_sampler.expand_batch_to_tokens = expand_to_tokens
         prefer_live_experts()
+        rotate_every_head()
     base_loader.process_weights_after_loading = _process_and_compare
     setattr(EngineCore, SET_SPECULATION, _set_speculation)
 

@@ -86,7 +86,7 @@ class _MapBuilder:
         self._load = load
         self._schema = schema
         self._starts = _starts(schema)
-        live = {n: p for n, p in model.named_parameters() if p.dtype in NAMES and p.numel()}
+        live = {n: p for n, p in _whole_parameters(model) if p.dtype in NAMES and p.numel()}
         self._words = _HostWords({name: as_flat(parameter) for name, parameter in live.items()})
         self._formats = {name: NAMES[parameter.dtype] for name, parameter in live.items()}
         self._floating = {name for name, p in live.items() if p.is_floating_point()}
@@ -203,6 +203,20 @@ class _MapBuilder:
                     source_stride=found.source_stride,
                 ),
             )
+
+
+def _whole_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters that are no parts of others: what is written into these is written into parts.
+
+    Latent attention has such parts: its absorbed projections are views of the one before them.
+    """
+    named = dict(model.named_parameters())
+    sizes = {name: each.numel() * each.element_size() for name, each in named.items()}
+    stored = {name: each.untyped_storage() for name, each in named.items()}
+    whole = {stored[name].data_ptr() for name in named if sizes[name] == stored[name].nbytes()}
+    for name, parameter in named.items():
+        if sizes[name] == stored[name].nbytes() or stored[name].data_ptr() not in whole:
+            yield name, parameter
 
 
 def _check_formats(schema: Schema) -> None:
