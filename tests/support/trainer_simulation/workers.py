@@ -25,8 +25,9 @@ from etude.common.checkpoints.manifest import CheckpointObject
 from etude.common.weights import VersionId
 from etude.common.weights.tensors.words import Words
 from etude.trainer.export.receipts import PublishBase, RankReceipt
-from etude.trainer.learner.batch_reader import read_batch
+from etude.trainer.learner.batch_reader import BatchReader, TokenLimits
 from etude.trainer.learner.batches import PolicyBatch, StepResult
+from etude.trainer.learner.data.rank_exchange import ProcessGroupExchange
 from etude.trainer.learner.protocol import Learners
 from etude.trainer.rollouts.contents.content_writer import ContentWriter
 from etude.trainer.rollouts.contents.readable_rows import write_readable_rollouts
@@ -37,6 +38,7 @@ from etude.v1 import environments_pb2, journal_pb2, rewards_pb2, rollout_pb2, we
 
 END_ID = 4
 VOCABULARY = 256
+CONTEXT = 4_096
 
 
 @dataclass(slots=True)
@@ -67,9 +69,12 @@ class SimulatedLearners(Learners):
     words: Words = field(default_factory=simulation_weights.initial_words)
     """The published weights."""
     publisher: SimulatedPublisher = field(init=False)
+    reader: BatchReader = field(init=False)
 
     def __post_init__(self) -> None:
         self.publisher = SimulatedPublisher(self.store)
+        limits = TokenLimits(VOCABULARY, CONTEXT)
+        self.reader = BatchReader(store=self.store, limits=limits, ranks=ProcessGroupExchange(0, 1))
 
     def _advance(self, what: bytes) -> StepResult:
         if self.steps_until_crash == 0:
@@ -116,7 +121,7 @@ class SimulatedLearners(Learners):
     @override
     async def policy_step(self, batch: PolicyBatch) -> StepResult:
         await self._begin_step()
-        batch = await asyncio.to_thread(read_batch, self.store, batch)
+        batch = await asyncio.to_thread(self.reader.read, batch)
         tokens = b"".join(sequence.token_ids.tobytes() for sequence in batch.sequences)
         given = b"" if batch.advantages is None else batch.advantages.tobytes()
         result = self._advance(tokens + batch.rewards.tobytes() + batch.valid.tobytes() + given)
@@ -128,7 +133,7 @@ class SimulatedLearners(Learners):
     @override
     async def measure_divergence(self, batch: PolicyBatch) -> float:
         await asyncio.sleep(0)
-        batch = await asyncio.to_thread(read_batch, self.store, batch)
+        batch = await asyncio.to_thread(self.reader.read, batch)
         spans = [each.is_current for each in batch.sequences if each.is_current is not None]
         return 0.0 if any(each.any() for each in spans) else self.divergence
 

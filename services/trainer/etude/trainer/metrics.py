@@ -59,6 +59,11 @@ TOKENS_PER_SECOND = Gauge(
 )
 STEP = Gauge("etude_trainer_step", "Optimiser steps over all phases.")
 ROLLOUTS = Counter("etude_rollouts_total", "Rollouts by outcome.", ["state", "reason"])
+DAMAGED_ROLLOUTS = Counter(
+    "etude_rollout_damaged_total",
+    "Finished rollouts that were left out of their batch because their tokens were gone from the"
+    " store or damaged.",
+)
 INFLIGHT = Gauge("etude_rollout_inflight", "Rollouts under way.", ["kind"])
 TOKEN_SLOTS = Gauge(
     "etude_rollout_token_slots",

@@ -113,16 +113,14 @@ async def test_calls_and_the_final_message_are_stored_and_measured_too() -> None
     check_content(handed, prefix=PREFIX, max_tokens=1_000, position_of=KNOWN.get)
 
 
-async def test_a_copy_has_the_tokens_and_the_experts_that_they_name() -> None:
+async def test_a_copy_has_the_tokens_of_every_rollout_and_nothing_that_they_name() -> None:
     store, target, given = MemoryStore(), MemoryStore(), scored(link(3, 5), link(2, 4))
-    for place, each in enumerate(given.rollout.links):
-        each.routes.key, each.routes.digest = f"routes/{place}", "00"
-    store.put("routes/1", b"experts")
+    given.rollout.links[0].routes.key = "weights/manifests/00000001"
+    store.put("weights/manifests/00000001", b"of another part")
     handed = await store_tokens(store, given)
-    copy_tokens(store, target, [handed.content])
+    assert list(copy_tokens(store, target, [handed.content])) == list(given.rollout.links)
     assert list(restore_rollouts(target, [handed])) == [given]
-    assert target.get("routes/1") == b"experts"
-    assert "routes/0" not in target.objects, "gone: its tokens are trained without them"
+    assert list(target.objects) == [handed.content.tokens.key]
 
 
 async def test_the_size_of_a_record_does_not_depend_on_its_tokens() -> None:

@@ -1,23 +1,37 @@
 """Learner ranks read the rollouts of their batch, and train what was accepted or nothing."""
 
 import time
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.support.trainer_simulation.workers import SimulatedRollouts
+from tests.support.trainer.thread_ranks import run_thread_ranks
+from tests.support.trainer_simulation.workers import CONTEXT, VOCABULARY, SimulatedRollouts
+from typing_extensions import override
 
 from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.blobs import DeniedError, MemoryStore
-from etude.common.errors import CorruptError, StoreError, WrongStateError
+from etude.common.errors import StoreError, WrongStateError
 from etude.common.weights import VersionId
+from etude.trainer.contents.objects import write_links
 from etude.trainer.controller.admission.groups import RolloutGroup, build_policy_batch
-from etude.trainer.learner.batch_reader import read_batch
-from etude.trainer.learner.batches import PolicyBatch
+from etude.trainer.learner.batch_reader import BatchReader, TokenLimits
+from etude.trainer.learner.batches import DamagedRolloutsError, PolicyBatch
+from etude.trainer.learner.data.rank_exchange import ProcessGroupExchange
+from etude.trainer.learner.data.windows import RankExchange
 from etude.trainer.learner.rows import policy_rows
 from etude.trainer.rollouts.protocol import GroupRequest
-from etude.v1 import journal_pb2
+from etude.v1 import journal_pb2, rollout_pb2
+from etude.v1.rollout_content_pb2 import RolloutContent
 
 V1 = VersionId(1, 1)
+ALONE = ProcessGroupExchange(0, 1)
+
+
+def read_batch(store: MemoryStore, batch: PolicyBatch, ranks: RankExchange = ALONE) -> PolicyBatch:
+    limits = TokenLimits(VOCABULARY, CONTEXT)
+    return BatchReader(store=store, limits=limits, ranks=ranks).read(batch)
 
 
 async def make_batch(store: MemoryStore | None, *, held: int | None = None) -> PolicyBatch:
@@ -74,16 +88,109 @@ async def test_a_batch_from_the_store_is_that_of_records_that_hold_their_tokens(
     assert any(each.is_current is not None and each.is_current.any() for each in read.sequences)
 
 
-async def test_a_rollout_that_is_gone_or_damaged_is_named() -> None:
+@pytest.mark.parametrize("change", [None, lambda d: bytes(len(d)), lambda d: d[:-1], lambda d: b""])
+async def test_rollouts_that_are_gone_or_damaged_or_short_are_named_and_the_batch_is_not_read(
+    change: Callable[[bytes], bytes] | None,
+) -> None:
     store = MemoryStore()
     batch = await make_batch(store)
     key = sorted(store.objects)[1]
     data = store.objects.pop(key)
-    with pytest.raises(CorruptError, match=key):
+    if change is not None:
+        store.objects[key] = change(data)
+    with pytest.raises(DamagedRolloutsError, match=key) as refused:
         read_batch(store, batch)
-    store.objects[key] = bytes(len(data))
-    with pytest.raises(CorruptError, match=key):
-        read_batch(store, batch)
+    assert list(refused.value.rollouts) == ["g-1"]
+
+
+def outside_the_vocabulary(rollout: rollout_pb2.Rollout) -> None:
+    rollout.links[0].token_ids[0] = VOCABULARY
+
+
+def of_another_version(rollout: rollout_pb2.Rollout) -> None:
+    rollout.links[0].spans[0].sampled.number += 1
+
+
+def without_a_span(rollout: rollout_pb2.Rollout) -> None:
+    del rollout.links[0].spans[0]
+
+
+def with_a_log_prob_less(rollout: rollout_pb2.Rollout) -> None:
+    del rollout.links[0].sampler_logprobs[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (outside_the_vocabulary, "token_ids"),
+        (of_another_version, "versions"),
+        (without_a_span, "versions"),
+        (with_a_log_prob_less, "lengths"),
+    ],
+)
+async def test_tokens_of_the_right_digest_are_checked_as_those_of_records_are(
+    change: Callable[[rollout_pb2.Rollout], None], word: str
+) -> None:
+    store = MemoryStore()
+    batch = await make_batch(store)
+    first = batch.stored[0]
+    content = RolloutContent.FromString(first.content)
+    rollout = rollout_pb2.Rollout.FromString(store.objects[content.tokens.key])
+    change(rollout)
+    lying = write_links(store, "contents/g/", rollout)
+    content.tokens.CopyFrom(lying.tokens)
+    stored = (first._replace(content=content.SerializeToString()), *batch.stored[1:])
+    with pytest.raises(DamagedRolloutsError, match=word) as refused:
+        read_batch(store, replace(batch, stored=stored))
+    assert list(refused.value.rollouts) == ["g-0"]
+
+
+async def test_a_rollout_that_was_damaged_on_its_way_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, calls = MemoryStore(), list[str]()
+    batch = await make_batch(store)
+    read = MemoryStore.get_range
+
+    def get_range(self: MemoryStore, key: str, start: int, length: int) -> bytes:
+        calls.append(key)
+        return read(self, key, start, length) if calls.count(key) > 1 else bytes(length)
+
+    monkeypatch.setattr(MemoryStore, "get_range", get_range)
+    assert len(read_batch(store, batch).sequences) == 3
+
+
+async def test_all_ranks_answer_alike_though_one_alone_cannot_read() -> None:
+    stores = [MemoryStore() for _ in range(3)]
+    batches = [await make_batch(store) for store in stores]
+    for rank, place in ((0, 0), (2, 1)):
+        del stores[rank].objects[sorted(stores[rank].objects)[place]]
+
+    def read(ranks: RankExchange) -> dict[str, str]:
+        with pytest.raises(DamagedRolloutsError) as refused:
+            read_batch(stores[ranks.rank], batches[ranks.rank], ranks)
+        return refused.value.rollouts
+
+    found = run_thread_ranks(3, read)
+    assert sorted(found[0]) == ["g-0", "g-1"]
+    assert found[1:] == found[:-1]
+
+
+async def test_no_rank_trains_a_batch_that_the_store_refuses_to_another() -> None:
+    class Denying(MemoryStore):
+        @override
+        def get_range(self, key: str, start: int, length: int) -> bytes:
+            raise DeniedError("no right to read")
+
+    stores = [MemoryStore(), Denying()]
+    batches = [await make_batch(store) for store in stores]
+
+    def read(ranks: RankExchange) -> str:
+        with pytest.raises(DeniedError) as refused:
+            read_batch(stores[ranks.rank], batches[ranks.rank], ranks)
+        return str(refused.value)
+
+    assert run_thread_ranks(2, read) == ["no right to read"] * 2
 
 
 async def test_a_rank_waits_for_a_store_that_is_away_however_long_and_not_for_one_that_refuses(

@@ -8,13 +8,12 @@ journal names is never deleted; what a worker wrote that died before the journal
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 
 from blake3 import blake3
 from google.protobuf.message import DecodeError
 
-from etude.common.blobs import MAX_CREATE_BYTES, ExistsError, MissingError, Store
+from etude.common.blobs import MAX_CREATE_BYTES, ExistsError, Store
 from etude.common.errors import CorruptError
 from etude.trainer.contents.measures import measure_links, measure_uses
 from etude.v1 import journal_pb2, rollout_content_pb2, rollout_pb2
@@ -23,7 +22,6 @@ CONTENTS = "contents/"
 OF_EVALUATIONS = "contents-of-evaluations/"
 MAX_CONTENT_BYTES = 1 << 30
 """Largest object: 100 million tokens are smaller, and protobuf ends at 2 GiB."""
-READS_AT_ONCE = 16
 DIGEST_BYTES = 32
 _KEY_DIGITS = 32
 
@@ -147,13 +145,22 @@ def _read_part(
         CorruptError: it is no part of that rollout.
     """
     where = f"{store.url}/{reference.key}"
-    try:
-        rollout = rollout_pb2.Rollout.FromString(read_object(store, reference))
-    except DecodeError as cause:
-        raise CorruptError(f"{where}: is no rollout: {cause}") from cause
+    rollout = parse_rollout(read_object(store, reference), where)
     if rollout.rollout_id != rollout_id:
         raise CorruptError(f"{where}: is of {rollout.rollout_id!r}, not of {rollout_id!r}")
     return rollout
+
+
+def parse_rollout(data: bytes, where: str) -> rollout_pb2.Rollout:
+    """Parse an object that is a part of a rollout.
+
+    Raises:
+        CorruptError: it is none.
+    """
+    try:
+        return rollout_pb2.Rollout.FromString(data)
+    except DecodeError as cause:
+        raise CorruptError(f"{where}: is no rollout: {cause}") from cause
 
 
 def restore_calls(store: Store, record: journal_pb2.JournalRollout) -> journal_pb2.JournalRollout:
@@ -192,34 +199,17 @@ def restore_rollouts(
         yield whole
 
 
-def read_all_links(
-    store: Store, contents: Sequence[rollout_content_pb2.RolloutContent], ids: Sequence[str]
-) -> list[rollout_pb2.Rollout]:
-    """Read the links of several rollouts at the same time, in their order.
-
-    Raises:
-        MissingError: a content is gone.
-        CorruptError: a content is damaged.
-        StoreError: the store does not answer.
-    """
-    with ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="contents") as pool:
-        return list(pool.map(lambda content, name: read_links(store, content, name), contents, ids))
-
-
 def copy_tokens(
     source: Store, target: Store, contents: Iterable[rollout_content_pb2.RolloutContent]
-) -> None:
-    """Copy the tokens of rollouts, and their recorded experts, to the same keys of another store.
+) -> Iterator[rollout_pb2.Link]:
+    """Copy the tokens of rollouts to the same keys of another store, and give their links.
 
     Raises:
-        MissingError: tokens are gone; without its experts a rollout is trained as it is.
+        MissingError: tokens are gone.
         CorruptError: tokens are damaged.
         StoreError: a store does not answer.
     """
     for content in contents:
         data = read_object(source, content.tokens)
         target.put(content.tokens.key, data)
-        for link in rollout_pb2.Rollout.FromString(data).links:
-            if link.routes.key:
-                with contextlib.suppress(MissingError):
-                    target.put(link.routes.key, source.get(link.routes.key))
+        yield from parse_rollout(data, f"{source.url}/{content.tokens.key}").links

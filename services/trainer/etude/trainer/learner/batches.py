@@ -37,6 +37,22 @@ class NonFiniteLossError(RefusedUpdateError):
     reason = "NonFiniteLoss"
 
 
+class DamagedRolloutsError(EtudeError):
+    """Rollouts of a batch are gone or damaged in the store; nothing was trained."""
+
+    reason = "DamagedRollouts"
+
+    def __init__(self, rollouts: Mapping[str, str]) -> None:
+        """Name the first of them.
+
+        Args:
+            rollouts: what is wrong with each, by its id.
+        """
+        first, what = min(rollouts.items())
+        super().__init__(f"{len(rollouts)} rollouts cannot be read; {first}: {what}")
+        self.rollouts = dict(rollouts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedSequence:
     """One transcript or text to imitate."""

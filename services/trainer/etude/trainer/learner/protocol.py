@@ -35,7 +35,11 @@ class Learners(Protocol):
         ...
 
     async def policy_step(self, batch: PolicyBatch) -> StepResult:
-        """Train on rewards, or on given advantages."""
+        """Train on rewards, or on given advantages.
+
+        Raises:
+            DamagedRolloutsError: rollouts of the batch cannot be read; nothing was trained.
+        """
         ...
 
     async def measure_divergence(self, batch: PolicyBatch) -> float:

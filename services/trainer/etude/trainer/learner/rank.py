@@ -17,7 +17,7 @@ from etude.common.stores import find_model_folder, open_run_store
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.epochs import epochs_of
 from etude.trainer.export.receipts import PublishBase, RankReceipt
-from etude.trainer.learner.batch_reader import read_batch
+from etude.trainer.learner.batch_reader import BatchReader, TokenLimits
 from etude.trainer.learner.batches import PolicyBatch, StepResult, SupervisedSequence
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.data.phase_data import DataReader
@@ -178,10 +178,12 @@ class LearnerRank:
 
     def _read(self, batch: PolicyBatch) -> tuple[PolicyBatch, Mapping[str, float]]:
         """Read the rollouts of a batch, and their recorded experts if the phase replays them."""
-        read = read_batch(self._store, batch)
+        ranks = ProcessGroupExchange(self._config.rank, self._config.world_size)
+        model = self._learner.policy.config
+        limits = TokenLimits(model.vocab_size, model.max_position_embeddings)
+        read = BatchReader(store=self._store, limits=limits, ranks=ranks).read(batch)
         if replay_mode(self._phase) != "Recorded":
             return read, {}
-        ranks = ProcessGroupExchange(self._config.rank, self._config.world_size)
         loader = RouteLoader(store=self._store, ranks=ranks)
         return loader.load(read, self._learner.policy.routers.shape)
 

@@ -10,7 +10,6 @@ from etude.common.run_folder.record import RunRecord
 from etude.common.stores import download_objects
 from etude.trainer.contents.objects import copy_tokens
 from etude.trainer.controller.admission.groups import build_policy_batch
-from etude.trainer.learner.batch_reader import read_batch
 from etude.trainer.learner.batches import StepResult
 from etude.trainer.learner.protocol import Learners
 from etude.trainer.learner.routes.replay import copy_routes, replay_mode
@@ -76,10 +75,13 @@ class StepReplayer:
         }
         batch = build_policy_batch(step.groups, current=current)
         parse = rollout_content_pb2.RolloutContent.FromString
-        copy_tokens(self.source, self.states, [parse(each.content) for each in batch.stored])
+        contents = [parse(each.content) for each in batch.stored]
+        links = copy_tokens(self.source, self.states, contents)
+        keys = {link.routes.key for link in links if link.HasField("routes")}
         if replay_mode(step.phase) == "Recorded":
-            batch = read_batch(self.states, batch)
-            copy_routes(self.source, self.states, batch.sequences)
+            held = [each.stored_routes for each in batch.sequences]
+            keys.update(each.key for each in held if each is not None)
+            copy_routes(self.source, self.states, keys)
         return await self.learners.policy_step(batch)
 
     def _shown_ids(self, step: RecordedStep) -> Sequence[str] | None:

@@ -71,7 +71,7 @@ def read_trained_groups(
         match record.WhichOneof("body"):
             case "batch":
                 step = StepId(record.batch.phase, record.batch.step)
-                batches[step] = ledger.forget_batch(step)
+                batches[step] = ledger.batches[step]  # a later record may drop rollouts of it
             case "step":
                 step = StepId(record.step.phase, record.step.step)
                 numbers.setdefault(step, len(numbers) + 1)

@@ -18,16 +18,19 @@ from etude.v1 import journal_pb2
 
 log = logging.getLogger(__name__)
 
+DAMAGED = "damaged"
+"""Reason to drop a rollout whose tokens are gone, or are not those that were accepted."""
+
 
 def drop_group(book: JournaledLedger, group: RolloutGroup, reason: str) -> None:
     """Drop a group with all its rollouts."""
     _drop(book, journal_pb2.JournalDrop(group_id=group.group_id, reason=reason))
 
 
-def drop_rollout(book: JournaledLedger, group: RolloutGroup, rollout_id: str, reason: str) -> None:
-    """Drop one rollout of a group."""
+def drop_rollout(book: JournaledLedger, group: RolloutGroup, rollout_id: str, reason: str) -> int:
+    """Drop one rollout of a group; return the number of its record."""
     body = journal_pb2.JournalDrop(group_id=group.group_id, rollout_id=rollout_id, reason=reason)
-    _drop(book, body)
+    return _drop(book, body)
 
 
 def drop_surplus(book: JournaledLedger, phase: str) -> None:
@@ -97,5 +100,5 @@ class QuarantineFilter:
         return found.total()
 
 
-def _drop(book: JournaledLedger, body: journal_pb2.JournalDrop) -> None:
-    book.write(journal_pb2.JournalRecord(drop=body))
+def _drop(book: JournaledLedger, body: journal_pb2.JournalDrop) -> int:
+    return book.write(journal_pb2.JournalRecord(drop=body))

@@ -1,22 +1,13 @@
 """Replay of journaled batches that the weights of a checkpoint do not have."""
 
-from collections.abc import Sequence
-
-from etude.trainer.controller.admission.groups import RolloutGroup, build_policy_batch
+from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.trainer.controller.journal.ledger import StepId
+from etude.trainer.controller.phases.batch_training import train_batch
 from etude.trainer.controller.phases.step_accounting import StepAccounting, refuse_left_batches
 from etude.trainer.controller.run import Run
-from etude.trainer.learner.batches import PolicyBatch
 
 
-def build_batch(run: Run, groups: Sequence[RolloutGroup]) -> PolicyBatch:
-    """Build the learner's batch; tokens of versions with the learner's weights are marked."""
-    versions, step = run.book.ledger.versions, run.progress.cursor.global_step
-    current = {version for version, published in versions.items() if published == step}
-    return build_policy_batch(groups, current=current)
-
-
-async def replay_batches(run: Run, accounting: StepAccounting) -> bool:
+async def replay_batches(run: Run, accounting: StepAccounting, limits: RolloutPolicy) -> bool:
     """Train the journaled batches of a phase that the checkpoint's weights do not have.
 
     Checkpoints are saved meanwhile as they are between other steps, so that another death costs
@@ -26,12 +17,12 @@ async def replay_batches(run: Run, accounting: StepAccounting) -> bool:
         True if the controller was asked to stop.
 
     Raises:
-        RunFailedError: the batches are not consecutive.
+        RunFailedError: the batches are not consecutive, or too many of their rollouts are lost.
     """
     progress, batches = run.progress, run.book.ledger.batches
     while (step := StepId(accounting.phase, progress.cursor.step + 1)) in batches:
         groups = batches[step]
-        result = await run.learners.policy_step(build_batch(run, groups))
+        result = await train_batch(run, groups, limits)
         await run.checkpoints.wait_before_step_ends()
         run.reporter.recorder.add_row(accounting.account_step(result, groups, waited_s=0.0))
         is_last = progress.cursor.step == progress.last_step

@@ -26,6 +26,9 @@ FEWEST_TOKENS: Mapping[str, int] = {"Float32": 1, "BFloat16": 256}
 """Tokens of the current version that a verdict needs, by weights.dtype; fewer are kept for the next
 step. Single tokens of bf16 differ by a nat now and then, which 256 others outweigh."""
 
+LOST_TOKENS = "its tokens are gone from the store, or damaged"
+"""Fault of a rollout that was lost after it had its reward."""
+
 
 class MismatchError(RunFailedError):
     """Engine and learner do not compute the same policy."""
@@ -50,7 +53,8 @@ def check_faults(
     masked = sum(len(group.masked) for group in groups)
     total = sum(len(group.finished) for group in groups)
     if 100 * masked > limits.max_infra_failure_percent * total:
-        reasons = sorted({g.finished[i].reward.fault.message for g in groups for i in g.masked})
+        faults = {g.finished[i].reward.fault.message for g in groups for i in g.masked}
+        reasons = sorted(each or LOST_TOKENS for each in faults)
         raise InfraFailuresError(
             f"step {progress.cursor.step + 1}: {masked} of {total} rollouts were lost,"
             f" more than maxInfraFailurePercent {limits.max_infra_failure_percent}."

@@ -23,7 +23,8 @@ from etude.trainer.controller.admission.plans import order_by_readiness, upcomin
 from etude.trainer.controller.admission.staleness import StalenessBound
 from etude.trainer.controller.admission.tasks import TaskOrder
 from etude.trainer.controller.journal.ledger import ignore_group
-from etude.trainer.controller.phases.batch_replay import build_batch, replay_batches
+from etude.trainer.controller.phases.batch_replay import replay_batches
+from etude.trainer.controller.phases.batch_training import train_batch
 from etude.trainer.controller.phases.evaluation import Evaluator
 from etude.trainer.controller.phases.guards import MismatchGuard, check_faults
 from etude.trainer.controller.phases.running_groups import RunningGroups
@@ -94,7 +95,7 @@ class ReinforcementPhase:
         run = self.run
         await run.learners.start_phase(self.phase, run.progress.cursor.step)
         run.plans.begin_phase()
-        if await replay_batches(run, self._accounting):
+        if await replay_batches(run, self._accounting, self.limits):
             return False
         await self._publish()
         run.publishing.queue.on_change = self._changed.set
@@ -376,7 +377,7 @@ class ReinforcementPhase:
             await run.book.journal.wait_durable(sequence)
         run.publishing.batch_sequence = sequence
         run.plans.report_step()
-        result = await run.learners.policy_step(build_batch(run, groups))
+        result = await train_batch(run, groups, self.limits)
         self._guard.check(result)
         self._report_in_flight()
         await run.checkpoints.wait_before_step_ends()

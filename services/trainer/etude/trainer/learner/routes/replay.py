@@ -5,7 +5,7 @@ Free of torch, so that the actor of a rank is named without loading it.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
@@ -164,15 +164,14 @@ def read_routes(
     return rows.ids
 
 
-def copy_routes(source: Store, target: Store, sequences: Sequence[PolicySequence]) -> None:
-    """Copy the recorded experts of sequences to the same keys of another store.
+def copy_routes(source: Store, target: Store, keys: Iterable[str]) -> None:
+    """Copy recorded experts to the same keys of another store.
 
     Those that are gone, or are not below routes/, are left out: their rollouts are trained without.
 
     Raises:
         StoreError: a store does not answer.
     """
-    keys = {each.stored_routes.key for each in sequences if each.stored_routes is not None}
     for key in sorted(each for each in keys if each.startswith(ROUTES)):
         try:
             target.put(key, source.get(key))

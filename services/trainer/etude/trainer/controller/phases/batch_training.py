@@ -1,0 +1,64 @@
+"""Training of journaled batches, without rollouts whose tokens cannot be read any more."""
+
+from collections.abc import Mapping, Sequence
+
+from etude.common.api.run.rollout_policy import RolloutPolicy
+from etude.trainer import metrics
+from etude.trainer.controller.admission.dropping import DAMAGED, drop_rollout
+from etude.trainer.controller.admission.groups import RolloutGroup, build_policy_batch
+from etude.trainer.controller.phases.guards import check_faults
+from etude.trainer.controller.run import Run
+from etude.trainer.learner.batches import DamagedRolloutsError, PolicyBatch, StepResult
+
+MAX_MESSAGE = 1_000
+"""Longest message of an event."""
+
+
+def build_batch(run: Run, groups: Sequence[RolloutGroup]) -> PolicyBatch:
+    """Build the learner's batch; tokens of versions with the learner's weights are marked."""
+    versions, step = run.book.ledger.versions, run.progress.cursor.global_step
+    current = {version for version, published in versions.items() if published == step}
+    return build_policy_batch(groups, current=current)
+
+
+async def train_batch(
+    run: Run, groups: Sequence[RolloutGroup], limits: RolloutPolicy
+) -> StepResult:
+    """Train a batch of the journal.
+
+    Rollouts that the learner cannot read are dropped in the journal, and the batch is trained
+    without them: by this controller, and by each that trains it again.
+
+    Raises:
+        InfraFailuresError: more rollouts of the batch are lost than the run allows.
+        DamagedRolloutsError: the learner names rollouts that are not in the batch.
+    """
+    while True:
+        try:
+            return await run.learners.policy_step(build_batch(run, groups))
+        except DamagedRolloutsError as error:
+            if not await _drop_damaged(run, groups, error.rollouts):
+                raise  # of no rollout of the batch: another attempt would be the same
+            check_faults(run.progress, groups, limits)
+
+
+async def _drop_damaged(
+    run: Run, groups: Sequence[RolloutGroup], damaged: Mapping[str, str]
+) -> int:
+    """Drop rollouts of a batch durably; return their number."""
+    found = [
+        (group, group.finished[index].rollout.rollout_id)
+        for group in groups
+        for index in group.valid_indices()
+    ]
+    lost = [(group, name) for group, name in found if name in damaged]
+    for group, name in lost:
+        run.publishing.batch_sequence = drop_rollout(run.book, group, name, DAMAGED)
+        metrics.DAMAGED_ROLLOUTS.inc()
+    if lost:
+        why = "; ".join(f"{name}: {damaged[name]}" for _, name in lost)
+        message = f"{len(lost)} left out of step {run.progress.cursor.step + 1}: {why}"
+        run.reporter.record_event("RolloutsDamaged", message[:MAX_MESSAGE], warning=True)
+        # A damage may pass: what is trained now must be what a successor trains.
+        await run.book.journal.wait_durable(run.publishing.batch_sequence)
+    return len(lost)
