@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from etude.common.errors import InvalidFieldError
+from etude.common.errors import InvalidFieldError, WrongStateError
 from etude.common.weights import VersionId
 from etude.trainer.contents.rollout_checks import check_rollout
 from etude.trainer.controller.admission.groups import (
@@ -125,6 +125,11 @@ def test_a_batch_keeps_masked_rollouts_apart_and_the_order_of_groups() -> None:
     assert batch.groups.tolist() == [0, 0, 0, 1]
     assert batch.valid.tolist() == [True, True, False, True]
     assert [s.rollout for s in batch.sequences] == [0, 1, 3]
+
+
+def test_a_rollout_without_a_reward_is_refused_by_name_and_not_trained_as_one_of_0() -> None:
+    with pytest.raises(WrongStateError, match="rollout g-1 has no reward"):
+        build_policy_batch([group(scored(0, 1.0), lost(1), lost(2), masked=(2,))])
 
 
 def test_a_group_is_as_old_as_its_oldest_valid_rollout() -> None:

@@ -1,18 +1,21 @@
 """Groups whose worker or controller died are sent again as groups that go on."""
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.support.trainer_simulation.workers import SimulatedRollouts
+from tests.support.trainer_simulation.workers import SimulatedLearners, SimulatedRollouts
 from typing_extensions import override
 
 from etude.common.api.run.rollout_policy import RolloutPolicy
+from etude.common.blobs import MemoryStore, ObjectInfo
 from etude.common.weights import VersionId
 from etude.trainer.controller.admission.dropping import drop_rollout
 from etude.trainer.controller.checkpoints.recovery import JournaledLedger
+from etude.trainer.controller.journal import write_ahead_log
 from etude.trainer.controller.program import train
 from etude.trainer.controller.run import Run
 from etude.trainer.rollouts.protocol import (
@@ -26,6 +29,7 @@ from etude.trainer.routing.table import RoutingTable
 from etude.v1 import environments_pb2
 
 MakeWorld = Callable[..., Any]
+SFT_STEPS = 4
 
 ORDER = GroupRequest(
     group_id="g",
@@ -136,3 +140,39 @@ async def test_groups_of_a_controller_that_died_go_on_and_new_ones_begin(
     assert {each.epoch for each in before} < {each.epoch for each in before + after}
     live = world.runs[-1].book.ledger.live
     assert not live
+
+
+class SlowListing(MemoryStore):
+    """Takes long to list what earlier attempts at a group left."""
+
+    @override
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        if prefix.startswith("contents/rl-"):
+            time.sleep(0.2)
+        return super().list(prefix, after)
+
+
+async def test_a_rollout_without_a_reward_is_not_trained_while_leftovers_are_collected(
+    make_world: MakeWorld,
+) -> None:
+    def die_with_groups_under_way(run: Run) -> None:
+        workers, learners = run.dispatcher.workers, run.learners
+        assert isinstance(workers, SimulatedRollouts)
+        assert isinstance(learners, SimulatedLearners)
+        workers.longest_s, learners.steps_until_crash = 1.0, SFT_STEPS
+
+    world = make_world(SlowListing(), staleness=2, fault_share=0.2)
+    with pytest.raises(ExceptionGroup):
+        await world.train(die_with_groups_under_way)
+    assert await world.train()
+    sent = [each for each in world.runs[-1].dispatcher.workers.orders if each.is_continued]
+    names = {each.group_id for each in sent}
+    faults = [
+        each
+        for each in write_ahead_log.recover_records(
+            world.store, run_uid="run", before_epoch=99, since=0
+        ).records
+        if each.drop.reason == "platform" and each.drop.group_id in names
+    ]
+    assert faults, "no group of which leftovers are collected has a fault"
+    assert world.audit(max_staleness=2).findings == []

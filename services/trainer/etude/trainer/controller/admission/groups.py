@@ -1,12 +1,12 @@
 """Groups of the rollout buffer: sibling rollouts from admission to batch."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from etude.common.errors import InvalidFieldError
+from etude.common.errors import InvalidFieldError, WrongStateError
 from etude.common.weights import VersionId
 from etude.trainer.contents.rollout_checks import PositionOf
 from etude.trainer.learner.batches import (
@@ -123,6 +123,18 @@ def check_reward(record: journal_pb2.JournalRollout) -> None:
         raise InvalidFieldError("reward", f"{reward} is not a usable number")
 
 
+def refuse_unrewarded(groups: Iterable[RolloutGroup]) -> None:
+    """Refuse a batch in which a rollout takes part that has no reward.
+
+    Raises:
+        WrongStateError: it does; it would be trained as one of reward 0.
+    """
+    for group in groups:
+        for index in group.faulty_indices():
+            name = group.finished[index].rollout.rollout_id
+            raise WrongStateError(f"rollout {name} has no reward, and is not masked")
+
+
 def build_policy_batch(
     groups: Sequence[RolloutGroup], *, current: Collection[VersionId] = ()
 ) -> PolicyBatch:
@@ -131,7 +143,11 @@ def build_policy_batch(
     Args:
         groups: of one step.
         current: versions with exactly the weights of the step.
+
+    Raises:
+        WrongStateError: a rollout that takes part has no reward.
     """
+    refuse_unrewarded(groups)
     sequences: list[PolicySequence] = []
     rewards: list[float] = []
     siblings: list[int] = []

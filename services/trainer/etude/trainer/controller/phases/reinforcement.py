@@ -17,7 +17,7 @@ from etude.trainer.controller.admission.dropping import (
     drop_group,
     drop_surplus,
 )
-from etude.trainer.controller.admission.groups import RolloutGroup
+from etude.trainer.controller.admission.groups import RolloutGroup, refuse_unrewarded
 from etude.trainer.controller.admission.old_trajectories import OldTrajectories
 from etude.trainer.controller.admission.plans import order_by_readiness, upcoming_waves
 from etude.trainer.controller.admission.staleness import StalenessBound
@@ -362,6 +362,7 @@ class ReinforcementPhase:
     async def _train_step(self, groups: Sequence[RolloutGroup], *, waited_s: float) -> None:
         run = self.run
         check_faults(run.progress, groups, self.limits)
+        refuse_unrewarded(groups)  # before the batch is journaled: a restart drops them
         body = journal_pb2.JournalBatch(
             phase=self.phase.name,
             step=run.progress.cursor.step + 1,
