@@ -15,6 +15,12 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+
+def is_any(_error: StoreError) -> bool:
+    """Accept every error of the store."""
+    return True
+
+
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 BELIEVED_S = 600.0
@@ -55,6 +61,10 @@ class StoreRetry:
     are not durable, and its successor could only wait as well.
     """
     refusal: StoreRefusal = field(default_factory=StoreRefusal)
+    is_repeated: Callable[[StoreError], bool] = is_any
+    """Selects errors after which work is repeated."""
+    num_repeats: int = 0
+    """Attempts after a failed one."""
 
     @property
     def problem(self) -> str:
@@ -65,15 +75,17 @@ class StoreRetry:
         """Run idempotent work, with retries.
 
         Raises:
-            StoreError: the store stayed away longer than the limit.
+            StoreError: the store stayed away longer than the limit, or work is not repeated after
+                this error.
         """
         backoff, waited_s = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0
         while True:
             try:
                 result = await work()
             except StoreError as error:
-                if waited_s >= self.limit_s:
+                if waited_s >= self.limit_s or not self.is_repeated(error):
                     raise
+                self.num_repeats += 1
                 self.refusal.record(str(error))
                 log.warning("%s failed and is retried: %s", what, error)
                 pause_s = backoff.next_s()

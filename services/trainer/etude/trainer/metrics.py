@@ -64,6 +64,10 @@ DAMAGED_ROLLOUTS = Counter(
     "Finished rollouts that were left out of their batch because their tokens were gone from the"
     " store or damaged.",
 )
+CONTENT_REPEATS = Counter(
+    "etude_rollout_content_repeats_total",
+    "Writes of the tokens of finished rollouts that workers repeated while the store was away.",
+)
 INFLIGHT = Gauge("etude_rollout_inflight", "Rollouts under way.", ["kind"])
 TOKEN_SLOTS = Gauge(
     "etude_rollout_token_slots",

@@ -7,7 +7,7 @@ import pytest
 from typing_extensions import override
 
 from etude.common.api.run.rollout_policy import RolloutPolicy
-from etude.common.blobs import MemoryStore, MissingError
+from etude.common.blobs import DeniedError, MemoryStore, MissingError
 from etude.common.errors import CorruptError, InvalidFieldError, StoreError
 from etude.common.weights import VersionId
 from etude.trainer.contents import objects
@@ -164,7 +164,9 @@ async def test_a_rollout_that_cannot_be_trained_on_is_masked_and_leaves_no_objec
     assert (await store_tokens(store, given)).reward.fault.reason == "InvalidSpan"
 
 
-async def test_a_worker_waits_for_a_store_that_is_away() -> None:
+async def test_a_worker_waits_for_a_store_that_is_away_and_counts_its_attempts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Away(MemoryStore):
         failures = 2
 
@@ -175,9 +177,31 @@ async def test_a_worker_waits_for_a_store_that_is_away() -> None:
                 raise StoreError("away")
             super().create(key, data)
 
-    store = Away()
-    handed = await store_tokens(store, scored())
-    assert handed.content.tokens.key in store.objects
+    store, given = Away(), scored()
+    assert await ContentWriter(store=store, vocab_size=100).write(request(), [given]) == 2
+    assert given.content.tokens.key in store.objects
+    assert caplog.text.count("tokens of rollout g-0 failed and is retried: away") == 2
+
+
+@pytest.mark.parametrize("refused", ["g-0.", "g-0.calls"])
+async def test_a_rollout_that_the_store_refuses_is_masked_at_once(refused: str) -> None:
+    class Refusing(MemoryStore):
+        @override
+        def create(self, key: str, data: bytes) -> None:
+            if refused in key:
+                raise DeniedError("no right to write")
+            super().create(key, data)
+
+    first, second = scored(), scored(name="g-1")
+    first.rollout.final_message = "Done."
+    writer = ContentWriter(store=Refusing(), vocab_size=100)
+    assert await writer.write(request(), [first, second]) == 0
+    assert first.reward.fault.reason == "TokensNotStored"
+    assert "no right to write" in first.rollout.fault
+    assert not first.HasField("content")
+    assert not first.rollout.links
+    assert second.reward.WhichOneof("result") == "reward"
+    assert second.HasField("content")
 
 
 def damage(data: bytes) -> bytes:

@@ -143,6 +143,8 @@ class GroupResult(NamedTuple):
     """Completions of all rollouts, read only."""
     resumes: ResumeCounts = ResumeCounts()
     """Rollouts that lost their worker or an attempt, read only."""
+    content_repeats: int = 0
+    """Writes of tokens that were repeated while the store was away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

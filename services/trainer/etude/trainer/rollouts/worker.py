@@ -107,10 +107,9 @@ class RolloutWorker:
                 records = await self._score(order, await runner.run(instruction))
             finally:
                 await start.close()
-        if self._contents is not None:
-            await self._contents.write(order, records)
+        repeats = 0 if self._contents is None else await self._contents.write(order, records)
         runner.history.close(map(order.rollout_id, order.indices))
-        return _build_result(runner, start, records)
+        return _build_result(runner, start, records)._replace(content_repeats=repeats)
 
     async def _score(
         self, order: GroupRequest, rollouts: Sequence[rollout_pb2.Rollout]

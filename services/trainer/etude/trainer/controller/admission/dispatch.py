@@ -92,6 +92,7 @@ class RolloutDispatcher:
         for prepared in records:
             _count_outcome(prepared.record.rollout)
         self.progress.figures.retried += result.retried
+        metrics.CONTENT_REPEATS.inc(result.content_repeats)
         _count_lost(result)
         _count_starts(result.starts)
         self._count_completions(result.completions)

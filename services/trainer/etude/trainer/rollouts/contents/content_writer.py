@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from etude.common.blobs import Store
-from etude.common.errors import InvalidFieldError
+from etude.common.blobs import Store, is_unavailable
+from etude.common.errors import InvalidFieldError, StoreError
 from etude.common.store_retry import StoreRetry
 from etude.trainer.contents.call_figures import measure_calls
 from etude.trainer.contents.objects import (
@@ -20,27 +20,45 @@ from etude.trainer.rollouts.scoring import mask_rollout
 from etude.trainer.routing.table import Purpose
 from etude.v1 import journal_pb2
 
+NOT_STORED = "TokensNotStored"
+"""Reason of the fault of a rollout whose tokens the store refused."""
 
-@dataclass(slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ContentWriter:
     """Moves links and calls of finished rollouts from their records to the run's store."""
 
     store: Store
     vocab_size: int
-    retry: StoreRetry = field(default_factory=StoreRetry)
-    """Unlimited, as that of the journal: without the store no rollout counts."""
 
     async def write(
         self, order: GroupRequest, records: Iterable[journal_pb2.JournalRollout]
-    ) -> None:
-        """Write the links of these rollouts; one that cannot be trained on is masked."""
-        await asyncio.gather(
-            *(self._write_one(order, record) for record in records if record.rollout.links)
-        )
+    ) -> int:
+        """Write the links of these rollouts; one that cannot be trained on is masked.
 
-    async def _write_one(self, order: GroupRequest, record: journal_pb2.JournalRollout) -> None:
+        Without the store no rollout counts: while it is away, writes are repeated without limit, as
+        those of the journal. One that the store refuses would be refused again: its rollout is
+        masked.
+
+        Returns:
+            Number of repeated writes.
+        """
+        retry = StoreRetry(is_repeated=is_unavailable)
+        await asyncio.gather(
+            *(self._write_one(order, record, retry) for record in records if record.rollout.links)
+        )
+        return retry.num_repeats
+
+    async def _write_one(
+        self, order: GroupRequest, record: journal_pb2.JournalRollout, retry: StoreRetry
+    ) -> None:
         name = f"tokens of rollout {record.rollout.rollout_id}"
-        await self.retry.retry(name, lambda: asyncio.to_thread(self._move_links, order, record))
+        try:
+            await retry.retry(name, lambda: asyncio.to_thread(self._move_links, order, record))
+        except StoreError as error:
+            mask_rollout(record, f"its tokens were not stored: {error}", reason=NOT_STORED)
+            for part in ("links", "calls", "final_message"):
+                record.rollout.ClearField(part)
 
     def _move_links(self, order: GroupRequest, record: journal_pb2.JournalRollout) -> None:
         rollout = record.rollout
