@@ -1,9 +1,9 @@
-"""Learner actors store what they encoded while they are in a step; all else keeps its order."""
+"""Learner actors store and fetch while they are in a step; all else keeps its order."""
 
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,16 @@ class Rank:
 
     def supervised_step(self, step: int) -> list[Any]:
         self._called(f"step {step}")
-        self._wait_for("saved" if step else "")
+        for what in ("saved", "fetched"):
+            self._wait_for(what if step else "")
         return [len(self.threads), self.calls]
 
     def _wait_for(self, what: str) -> None:
         while what and not (self.folder / f"{what}-{self.rank}").exists():
             time.sleep(0.01)
+
+    def fetch_contents(self, references: Sequence[bytes], steps: int) -> None:
+        (self.folder / f"fetched-{self.rank}").write_bytes(b"".join(references) + bytes([steps]))
 
     def copy_state(self, prefix: str) -> None:
         self._called(f"copy_state {prefix}")
@@ -86,8 +90,8 @@ async def learners(
     ray_backend.stop_ray()
 
 
-async def test_neither_an_upload_nor_a_checkpoint_waits_for_the_step_that_is_under_way(
-    learners: ray_backend.RayLearners,
+async def test_neither_an_upload_nor_a_checkpoint_nor_a_fetch_waits_for_the_step_that_is_under_way(
+    learners: ray_backend.RayLearners, tmp_path: Path
 ) -> None:
     async with asyncio.timeout(START_S):
         await learners.supervised_step(0)
@@ -100,9 +104,13 @@ async def test_neither_an_upload_nor_a_checkpoint_waits_for_the_step_that_is_und
         assert not saving.done()
         await learners.upload(VersionId(1, 1))
         assert await saving == ["checkpoint/0", "checkpoint/1"]
+        assert not step.done()
+        learners.fetch_contents([b"one", b"two"], 7)
         answer: Any = await step
     # Collective calls stay on one thread, as their libraries expect.
     assert answer == [
         1,
         ["open_rendezvous", "load 1", "step 0", "copy_state checkpoint/", "step 1"],
     ]
+    fetched = [(tmp_path / f"fetched-{rank}").read_bytes() for rank in range(2)]
+    assert fetched == [b"onetwo\x07"] * 2

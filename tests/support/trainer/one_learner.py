@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ class OneLearner(Learners):
     before_step: Callable[[PolicyBatch], None] = lambda batch: None
     """Gets each batch of a policy step before it is trained."""
     rank: LearnerRank = field(init=False)
+    fetches: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def __post_init__(self) -> None:
         self.rank = LearnerRank(self.config)
@@ -68,6 +70,10 @@ class OneLearner(Learners):
         self.steps_left -= 1
         self.before_step(batch)
         return await asyncio.to_thread(self.rank.policy_step, batch)
+
+    @override
+    def fetch_contents(self, references: Sequence[bytes], steps: int) -> None:
+        self.fetches.submit(self.rank.fetch_contents, references, steps)
 
     @override
     async def measure_divergence(self, batch: PolicyBatch) -> float:

@@ -37,7 +37,7 @@ class Unsteady(FaultyStore):
             return is_patient and call in {"put", "create"}
 
         self.only = ""
-        # Without the rollouts of its batch a learner takes no step at all: see the test of them.
+        # Without rollouts that it has not fetched a learner takes no step: see the test of them.
         self.spared: tuple[str, ...] = ("contents/",)
         super().__init__(MemoryStore(), Schedule(seed=seed, rates=rates, hits=hits))
 

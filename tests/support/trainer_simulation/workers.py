@@ -10,6 +10,7 @@ import hashlib
 import json
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,6 +28,7 @@ from etude.common.weights.tensors.words import Words
 from etude.trainer.export.receipts import PublishBase, RankReceipt
 from etude.trainer.learner.batch_reader import BatchReader, TokenLimits
 from etude.trainer.learner.batches import PolicyBatch, StepResult
+from etude.trainer.learner.content_spool import ContentSpool
 from etude.trainer.learner.data.rank_exchange import ProcessGroupExchange
 from etude.trainer.learner.protocol import Learners
 from etude.trainer.rollouts.contents.content_writer import ContentWriter
@@ -35,6 +37,7 @@ from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, RolloutWo
 from etude.trainer.routing.table import RoutingTable
 from etude.trainer.seeding import derive_seed
 from etude.v1 import environments_pb2, journal_pb2, rewards_pb2, rollout_pb2, weights_pb2
+from etude.v1.rollout_content_pb2 import ContentObject
 
 END_ID = 4
 VOCABULARY = 256
@@ -69,12 +72,17 @@ class SimulatedLearners(Learners):
     words: Words = field(default_factory=simulation_weights.initial_words)
     """The published weights."""
     publisher: SimulatedPublisher = field(init=False)
+    spool: ContentSpool = field(init=False)
     reader: BatchReader = field(init=False)
+    fetches: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def __post_init__(self) -> None:
         self.publisher = SimulatedPublisher(self.store)
         limits = TokenLimits(VOCABULARY, CONTEXT)
-        self.reader = BatchReader(store=self.store, limits=limits, ranks=ProcessGroupExchange(0, 1))
+        self.spool = ContentSpool(self.store)
+        self.reader = BatchReader(
+            source=self.spool, limits=limits, ranks=ProcessGroupExchange(0, 1)
+        )
 
     def _advance(self, what: bytes) -> StepResult:
         if self.steps_until_crash == 0:
@@ -121,7 +129,9 @@ class SimulatedLearners(Learners):
     @override
     async def policy_step(self, batch: PolicyBatch) -> StepResult:
         await self._begin_step()
+        keys = batch.stored_keys()
         batch = await asyncio.to_thread(self.reader.read, batch)
+        self.spool.end_step(keys)
         tokens = b"".join(sequence.token_ids.tobytes() for sequence in batch.sequences)
         given = b"" if batch.advantages is None else batch.advantages.tobytes()
         result = self._advance(tokens + batch.rewards.tobytes() + batch.valid.tobytes() + given)
@@ -129,6 +139,11 @@ class SimulatedLearners(Learners):
         if not any(each.any() for each in current):
             return result
         return replace(result, mismatch_current=self.mismatch, current_tokens=300)
+
+    @override
+    def fetch_contents(self, references: Sequence[bytes], steps: int) -> None:
+        found = [ContentObject.FromString(each) for each in references]
+        self.fetches.submit(self.spool.fetch, found, steps=steps)
 
     @override
     async def measure_divergence(self, batch: PolicyBatch) -> float:

@@ -64,6 +64,14 @@ DAMAGED_ROLLOUTS = Counter(
     "Finished rollouts that were left out of their batch because their tokens were gone from the"
     " store or damaged.",
 )
+READ_SECONDS = Gauge(
+    "etude_trainer_read_seconds",
+    "Time that the last policy step waited for the tokens of its rollouts.",
+)
+FETCHED_FRACTION = Gauge(
+    "etude_trainer_fetched_fraction",
+    "Share of the stored rollouts of the last policy step that were fetched ahead of it.",
+)
 CONTENT_REPEATS = Counter(
     "etude_rollout_content_repeats_total",
     "Writes of the tokens of finished rollouts that workers repeated while the store was away.",

@@ -45,6 +45,9 @@ UPLOADS = "uploads"
 CHECKPOINTS = "checkpoints"
 """Ray's name for the thread of a learner rank that stores its part of a checkpoint."""
 
+FETCHES = "fetches"
+"""Ray's name for the thread of a learner rank that fetches tokens ahead of their step."""
+
 OBJECT_STORE_BYTES = 256 << 20
 """Batches travel through it one at a time; Ray spills what does not fit."""
 
@@ -133,7 +136,7 @@ async def _start_learners(configs: Sequence[LearnerConfig], gpus_per_node: int) 
     )
     options = {"num_cpus": 0, "num_gpus": min(1, gpus_per_node), "max_restarts": 0}
     # Uploads have threads of their own; everything else stays on one, in the order of the calls.
-    actor = ray.remote(concurrency_groups={UPLOADS: 1, CHECKPOINTS: 1})(LearnerRank)
+    actor = ray.remote(concurrency_groups={UPLOADS: 1, CHECKPOINTS: 1, FETCHES: 1})(LearnerRank)
     ranks = [
         actor.options(**options, scheduling_strategy=place.strategy).remote(config)
         for place, config in zip(places, configs, strict=True)
@@ -215,6 +218,13 @@ class RayLearners(Learners):
     async def policy_step(self, batch: PolicyBatch) -> StepResult:
         result: StepResult = await self._call("policy_step", batch)
         return result
+
+    @override
+    def fetch_contents(self, references: Sequence[bytes], steps: int) -> None:
+        if self.starting.done():  # else no phase was started, and no rollout finished
+            for rank in self.starting.result():
+                method = rank.fetch_contents.options(concurrency_group=FETCHES)
+                method.remote(references, steps)
 
     @override
     async def measure_divergence(self, batch: PolicyBatch) -> float:

@@ -31,7 +31,7 @@ ALONE = ProcessGroupExchange(0, 1)
 
 def read_batch(store: MemoryStore, batch: PolicyBatch, ranks: RankExchange = ALONE) -> PolicyBatch:
     limits = TokenLimits(VOCABULARY, CONTEXT)
-    return BatchReader(store=store, limits=limits, ranks=ranks).read(batch)
+    return BatchReader(source=store, limits=limits, ranks=ranks).read(batch)
 
 
 async def make_batch(store: MemoryStore | None, *, held: int | None = None) -> PolicyBatch:

@@ -9,6 +9,7 @@ journal names is never deleted; what a worker wrote that died before the journal
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from blake3 import blake3
 from google.protobuf.message import DecodeError
@@ -24,6 +25,16 @@ MAX_CONTENT_BYTES = 1 << 30
 """Largest object: 100 million tokens are smaller, and protobuf ends at 2 GiB."""
 DIGEST_BYTES = 32
 _KEY_DIGITS = 32
+
+
+class ObjectSource(Protocol):
+    """Objects with contents: a store, or what was fetched from one."""
+
+    url: str
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """As a store's."""
+        ...
 
 
 def group_prefix(group_id: str, *, of_evaluation: bool = False) -> str:
@@ -52,7 +63,7 @@ def write_object(store: Store, stem: str, data: bytes) -> rollout_content_pb2.Co
     return rollout_content_pb2.ContentObject(key=key, num_bytes=len(data), digest=digest)
 
 
-def read_object(store: Store, reference: rollout_content_pb2.ContentObject) -> bytes:
+def read_object(store: ObjectSource, reference: rollout_content_pb2.ContentObject) -> bytes:
     """Read an object.
 
     Raises:
@@ -120,7 +131,7 @@ def list_objects(
 
 
 def read_links(
-    store: Store, content: rollout_content_pb2.RolloutContent, rollout_id: str
+    store: ObjectSource, content: rollout_content_pb2.RolloutContent, rollout_id: str
 ) -> rollout_pb2.Rollout:
     """Read a rollout of which only the links and the id are set.
 
@@ -137,7 +148,7 @@ def read_links(
 
 
 def _read_part(
-    store: Store, reference: rollout_content_pb2.ContentObject, rollout_id: str
+    store: ObjectSource, reference: rollout_content_pb2.ContentObject, rollout_id: str
 ) -> rollout_pb2.Rollout:
     """Read an object that is a part of a rollout.
 

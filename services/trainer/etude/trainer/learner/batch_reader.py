@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from etude.common.backoff import Backoff
-from etude.common.blobs import MissingError, Store, is_unavailable
+from etude.common.blobs import MissingError, is_unavailable
 from etude.common.blobs.store import ShortReadError
 from etude.common.errors import CorruptError, InvalidFieldError, StoreError
 from etude.trainer.contents.measures import measure_uses
-from etude.trainer.contents.objects import read_links
+from etude.trainer.contents.objects import ObjectSource, read_links
 from etude.trainer.contents.rollout_checks import check_rollout
 from etude.trainer.learner.batches import (
     DamagedRolloutsError,
@@ -57,7 +57,7 @@ class _ReadAnswer(NamedTuple):
 class BatchReader:
     """Reads the stored rollouts of batches; every method is collective."""
 
-    store: Store
+    source: ObjectSource
     limits: TokenLimits
     ranks: RankExchange
 
@@ -73,9 +73,9 @@ class BatchReader:
             return batch
         found, own = self._read_all(batch)
         answers = self.ranks.gather_objects(own)
-        for each in answers:
-            if each.error is not None:
-                raise each.error
+        for answer in answers:
+            if answer.error is not None:
+                raise answer.error
         if damaged := {name: what for each in answers for name, what in each.damaged.items()}:
             raise DamagedRolloutsError(damaged)
         sequences = list(batch.sequences)
@@ -123,9 +123,9 @@ class BatchReader:
             InvalidFieldError: it cannot be trained on.
         """
         content = rollout_content_pb2.RolloutContent.FromString(stored.content)
-        rollout = read_links(self.store, content, stored.rollout_id)
+        rollout = read_links(self.source, content, stored.rollout_id)
         if measure_uses(rollout.links) != list(content.uses):
-            where = f"{self.store.url}/{content.tokens.key}"
+            where = f"{self.source.url}/{content.tokens.key}"
             raise CorruptError(f"{where}: has other versions than were accepted")
         check_rollout(
             rollout,

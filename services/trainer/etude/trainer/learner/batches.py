@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from etude.common.errors import EtudeError, InvalidFieldError
 from etude.common.routed_experts import ExpertIds
 from etude.common.weights import VersionId
-from etude.v1 import rollout_pb2
+from etude.v1 import rollout_content_pb2, rollout_pb2
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -151,6 +151,11 @@ class PolicyBatch:
                 raise InvalidFieldError(name, "must be finite where valid")
         self._check_places("sequences", [each.rollout for each in self.sequences])
         self._check_places("stored", [each.rollout for each in self.stored])
+
+    def stored_keys(self) -> frozenset[str]:
+        """Keys of the tokens of its stored rollouts."""
+        parse = rollout_content_pb2.RolloutContent.FromString
+        return frozenset(parse(each.content).tokens.key for each in self.stored)
 
     def _check_places(self, name: str, places: Sequence[int]) -> None:
         """Refuse rollouts without a reward.

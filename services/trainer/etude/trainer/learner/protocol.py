@@ -1,6 +1,6 @@
 """Protocol between the controller and the learner, as it crosses Ray."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from etude.common.api.run.phases import Phase
@@ -41,6 +41,14 @@ class Learners(Protocol):
             DamagedRolloutsError: rollouts of the batch cannot be read; nothing was trained.
         """
         ...
+
+    def fetch_contents(self, references: Sequence[bytes], steps: int) -> None:
+        """Have tokens of finished rollouts fetched while other steps run; not waited for.
+
+        Args:
+            references: ContentObject messages, serialised.
+            steps: after this number of further steps no batch may have them.
+        """
 
     async def measure_divergence(self, batch: PolicyBatch) -> float:
         """Mean KL(policy || sampler) of a sampled token of the batch, in nats; trains nothing."""

@@ -1,6 +1,7 @@
 """Actor of one learner rank: the learner with the dataset that it trains on."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from socket import gethostname
@@ -20,6 +21,7 @@ from etude.trainer.export.receipts import PublishBase, RankReceipt
 from etude.trainer.learner.batch_reader import BatchReader, TokenLimits
 from etude.trainer.learner.batches import PolicyBatch, StepResult, SupervisedSequence
 from etude.trainer.learner.config import LearnerConfig
+from etude.trainer.learner.content_spool import ContentSpool
 from etude.trainer.learner.data.phase_data import DataReader
 from etude.trainer.learner.data.rank_exchange import (
     DataListing,
@@ -32,6 +34,7 @@ from etude.trainer.learner.data.stream import TokenStream
 from etude.trainer.learner.data.windows import RankExchange
 from etude.trainer.learner.dataset import SupervisedDataset, load_dataset
 from etude.trainer.learner.routes.replay import RouteLoader, replay_mode
+from etude.v1 import rollout_content_pb2
 
 if TYPE_CHECKING:
     from etude.trainer.learner.learner import Learner
@@ -50,6 +53,8 @@ class LearnerRank:
     """Kept as long as the process: its ranks talk over it."""
     _learner: "Learner"
     _store: Store
+    _spool: ContentSpool
+    """Of the phase."""
     _phase: Phase
 
     def __init__(self, config: LearnerConfig) -> None:
@@ -95,6 +100,7 @@ class LearnerRank:
         """Start or update a phase, and open its data if it has any."""
         phase = Phase.model_validate(phase_json)
         self._phase, self._data, self._held_out = phase, None, {}
+        self._spool = ContentSpool(self._store)
         # First, because the phase may extend the model's context, which bounds the data.
         self._learner.start_phase(phase_json, step)
         if phase.data is not None:
@@ -167,10 +173,22 @@ class LearnerRank:
         }
 
     def policy_step(self, batch: PolicyBatch) -> StepResult:
+        keys = batch.stored_keys()
+        fetched, started = self._spool.count(keys), time.perf_counter()
         read, figures = self._read(batch)
+        read_s = time.perf_counter() - started
         with self._profile_step():
             result = self._learner.policy_step(read)
+        self._spool.end_step(keys)
+        figures = {**figures, "read_seconds": read_s}
+        if keys:
+            figures["fetched_fraction"] = fetched / len(keys)
         return replace(result, extra={**result.extra, **figures})
+
+    def fetch_contents(self, references: Sequence[bytes], steps: int) -> None:
+        """Fetch tokens of finished rollouts ahead of their step; not collective."""
+        parse = rollout_content_pb2.ContentObject.FromString
+        self._spool.fetch([parse(each) for each in references], steps=steps)
 
     def measure_divergence(self, batch: PolicyBatch) -> float:
         read, _ = self._read(batch)
@@ -181,7 +199,7 @@ class LearnerRank:
         ranks = ProcessGroupExchange(self._config.rank, self._config.world_size)
         model = self._learner.policy.config
         limits = TokenLimits(model.vocab_size, model.max_position_embeddings)
-        read = BatchReader(store=self._store, limits=limits, ranks=ranks).read(batch)
+        read = BatchReader(source=self._spool, limits=limits, ranks=ranks).read(batch)
         if replay_mode(self._phase) != "Recorded":
             return read, {}
         loader = RouteLoader(store=self._store, ranks=ranks)

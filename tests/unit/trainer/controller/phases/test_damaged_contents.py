@@ -1,6 +1,6 @@
 """A rollout whose tokens are gone or damaged is left out, counted, and left out by successors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,13 +39,20 @@ def cut(store: MemoryStore, key: str) -> None:
 
 @dataclass(slots=True)
 class SpoiltLearners(SimulatedLearners):
-    """Whose store spoils the first rollouts of one batch, just before it is read."""
+    """Whose store spoils the first rollouts of one batch, just before it is read.
+
+    It fetches none ahead of their step.
+    """
 
     change: Change = lose
     count: int = 1
     is_repaired: bool = False
     """True if the objects are whole again after the batch was refused."""
     spoilt: dict[str, bytes] = field(default_factory=dict)
+
+    @override
+    def fetch_contents(self, references: Sequence[bytes], steps: int) -> None:
+        """Leave them to their step."""
 
     @override
     async def policy_step(self, batch: PolicyBatch) -> StepResult:

@@ -1,6 +1,7 @@
 """Versions that wait for a store that is away: so many and no more, all of them in the end."""
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from tests.support.trainer.store_outages import (
     RL_STEPS,
     SFT_STEPS,
+    STALENESS,
     STARTED,
     assert_whole,
     asynchronous,
@@ -25,11 +27,15 @@ from typing_extensions import override
 from etude.common import store_retry, weights
 from etude.common.checkpoints.manifest import stored_checkpoints
 from etude.common.errors import StoreError
+from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.trainer.controller.run import Run, root_cause
-from etude.trainer.learner import batch_reader
+from etude.trainer.learner import batch_reader, content_spool
 from etude.trainer.learner.batches import NonFiniteLossError, PolicyBatch, StepResult
 
 MakeWorld = Callable[..., Any]
+FETCHED_STEPS = STALENESS + 1
+"""Steps of the groups that may be admitted before the first one."""
+chain_groups = itertools.chain.from_iterable
 
 
 @pytest.fixture(autouse=True)
@@ -64,16 +70,49 @@ async def test_a_trainer_without_its_store_takes_as_many_steps_as_its_backlog_ho
     assert not learner_of(run).publisher.waiting
 
 
-async def test_a_learner_waits_for_the_rollouts_of_its_batch_and_then_takes_every_step(
+@dataclass(slots=True)
+class FetchingLearners(SimulatedLearners):
+    """Takes its first step in the second phase once every group that may be admitted is fetched."""
+
+    groups: Callable[[], list[RolloutGroup]] = list
+
+    @override
+    async def policy_step(self, batch: PolicyBatch) -> StepResult:
+        while len(self.trained) == SFT_STEPS:
+            if self.has_fetched_all():
+                break
+            await asyncio.sleep(0.01)
+        return await SimulatedLearners.policy_step(self, batch)
+
+    def has_fetched_all(self) -> bool:
+        records = [record for group in self.groups() for record in group.finished.values()]
+        keys = {record.content.tokens.key for record in records}
+        return len(keys) == FETCHED_STEPS * 2 * 3 == self.spool.count(keys)
+
+
+async def test_steps_whose_rollouts_were_fetched_are_taken_while_these_are_away_in_the_store(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_reader, "LONGEST_PAUSE_S", 0.2)
+    for module in (batch_reader, content_spool):
+        monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.2)
     world = asynchronous(make_world, 2)
     world.store.only, world.store.spared = "contents/", ()
-    training = asyncio.create_task(world.train(away_after(world, 1)))
-    run = await stalled(world)
+
+    def prepare(run: Run) -> None:
+        learners = FetchingLearners(world.store)
+        ledger = run.book.ledger
+        learners.groups = lambda: [*chain_groups(ledger.batches.values()), *ledger.live.values()]
+        replace_learners(run, learners)
+        away_after(world, 1)(run)
+
+    training = asyncio.create_task(world.train(prepare))
+    while not world.runs or len(learner_of(world.runs[-1]).trained) < SFT_STEPS + FETCHED_STEPS:
+        assert not training.done()
+        await asyncio.sleep(0.05)
+    # The groups of the last step cannot even be written.
+    await asyncio.sleep(0.3)
+    assert len(learner_of(world.runs[-1]).trained) == SFT_STEPS + FETCHED_STEPS
     assert not training.done()
-    assert len(learner_of(run).trained) == SFT_STEPS + 1
     world.store.away(is_away=False)
     assert await training
     assert steps(chain(world)) == list(range(RL_STEPS + 1))

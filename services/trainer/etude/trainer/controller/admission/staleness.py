@@ -53,6 +53,10 @@ class StalenessBound:
         position = oldest // self.steps_per_version + self.max_staleness
         return (position + 1) * self.steps_per_version - 1
 
+    def steps_left(self, trainer: int) -> int:
+        """Steps that may come before the last one that may train a group of today's weights."""
+        return self.deadline(trainer) - trainer
+
     def is_late(self, deadline: int, *, trainer: int) -> bool:
         """True if a group can no longer be trained within the bound."""
         return deadline < trainer

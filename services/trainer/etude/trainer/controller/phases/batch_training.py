@@ -1,6 +1,6 @@
 """Training of journaled batches, without rollouts whose tokens cannot be read any more."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.trainer import metrics
@@ -19,6 +19,20 @@ def build_batch(run: Run, groups: Sequence[RolloutGroup]) -> PolicyBatch:
     versions, step = run.book.ledger.versions, run.progress.cursor.global_step
     current = {version for version, published in versions.items() if published == step}
     return build_policy_batch(groups, current=current)
+
+
+def fetch_contents(run: Run, groups: Iterable[RolloutGroup], *, steps: int) -> None:
+    """Have the learner fetch the tokens of groups while other steps run.
+
+    Args:
+        run: of the groups.
+        groups: with finished rollouts.
+        steps: after this number of further steps no batch may have them.
+    """
+    records = [group.finished[index] for group in groups for index in group.valid_indices()]
+    stored = [record.content.tokens for record in records if record.HasField("content")]
+    if stored:
+        run.learners.fetch_contents([each.SerializeToString() for each in stored], steps)
 
 
 async def train_batch(

@@ -24,7 +24,7 @@ from etude.trainer.controller.admission.staleness import StalenessBound
 from etude.trainer.controller.admission.tasks import TaskOrder
 from etude.trainer.controller.journal.ledger import ignore_group
 from etude.trainer.controller.phases.batch_replay import replay_batches
-from etude.trainer.controller.phases.batch_training import train_batch
+from etude.trainer.controller.phases.batch_training import fetch_contents, train_batch
 from etude.trainer.controller.phases.evaluation import Evaluator
 from etude.trainer.controller.phases.guards import MismatchGuard, check_faults
 from etude.trainer.controller.phases.running_groups import RunningGroups
@@ -159,6 +159,8 @@ class ReinforcementPhase:
         # Rollouts and turns of versions that were rolled back are drawn again.
         await self.filter.refresh(patiently=not self.backlog)
         self.filter.drop_marked(self._buffer.groups())
+        left = self.bound.steps_left(run.progress.cursor.step)
+        fetch_contents(run, self._buffer.groups(), steps=left)
         self._unfinished = {
             g.group_id for g in self._buffer.groups() if not self._buffer.is_ready(g)
         }
@@ -354,6 +356,8 @@ class ReinforcementPhase:
         group.serving = None
         self._buffer.note_change(group.group_id)
         drop_faulty(self.run.book, [group])
+        left = self.bound.steps_left(self.run.progress.cursor.step)
+        fetch_contents(self.run, [group], steps=left)
         self._running.remove(group.group_id)
         self._changed.set()
         if sequences:

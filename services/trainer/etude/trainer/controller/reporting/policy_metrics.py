@@ -33,6 +33,9 @@ def set_policy_metrics(result: StepResult) -> None:
     if "replayed_fraction" in figures:
         metrics.REPLAYED_FRACTION.set(figures["replayed_fraction"])
     metrics.UNRECORDED_ROLLOUTS.inc(figures.get("unrecorded_rollouts", 0.0))
+    metrics.READ_SECONDS.set(figures.get("read_seconds", 0.0))
+    if "fetched_fraction" in figures:
+        metrics.FETCHED_FRACTION.set(figures["fetched_fraction"])
     metrics.CLIP_FRACTION.set(result.clip_fraction)
     metrics.MASKED_FRACTION.set(figures.get("masked_fraction", 0.0))
     metrics.EFFECTIVE_SAMPLE_SIZE.set(figures.get("effective_sample_size", 0.0))
