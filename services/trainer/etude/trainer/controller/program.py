@@ -11,6 +11,7 @@ from etude.common.errors import InvalidFieldError, StoreError, UserError
 from etude.common.stores import open_run_store
 from etude.common.weights import VersionId, is_fenced
 from etude.trainer import metrics
+from etude.trainer.contents.objects import OF_EVALUATIONS
 from etude.trainer.controller.inputs import TaskSets
 from etude.trainer.controller.phases.evaluation import Evaluator
 from etude.trainer.controller.phases.feedback import FeedbackPhase
@@ -145,8 +146,13 @@ def _delete_unfinished(run: Run) -> None:
         if leftovers and not is_fenced(run.store, run.progress.epoch):
             run.store.delete(leftovers)
             log.info("%d objects of unfinished checkpoints were deleted", len(leftovers))
+        # Evaluations of earlier controllers: those that are not done run again.
+        rollouts = [info.key for info in run.store.list(OF_EVALUATIONS)]
+        if rollouts and not is_fenced(run.store, run.progress.epoch):
+            run.store.delete(rollouts)
+            log.info("%d objects of earlier evaluations were deleted", len(rollouts))
     except StoreError as error:
-        log.warning("unfinished checkpoints stay: %s", error)
+        log.warning("leftovers of earlier controllers stay: %s", error)
 
 
 def _stored_checkpoints(run: Run) -> list[StoredCheckpoint]:

@@ -114,6 +114,8 @@ async def test_after_crashes_the_store_has_the_tokens_of_the_journal_and_no_othe
 ) -> None:
     world = make_world()
     await world.crash(after=1)
+    for key in ("eval-held-out-0-sampled-0/of-a-killed-controller.ab", "x/y"):
+        world.store.put(f"contents-of-evaluations/{key}", b"tokens")
     assert await world.train()
     records = [
         each.rollout
