@@ -315,7 +315,7 @@ def _accepted_records(
         try:
             for record in _records(objects[key]):
                 epochs.setdefault(int(key.split("/")[1]), []).append(record)
-        except (ValueError, struct.error) as error:
+        except (ValueError, struct.error, DecodeError) as error:
             findings.append(JournalFinding("log", f"{key}: {error}"))
     chain: list[list[pb.JournalRecord]] = []
     epoch, last = max(epochs, default=0), None

@@ -12,8 +12,9 @@ from blake3 import blake3
 from google.protobuf.message import DecodeError
 
 from etude.common.blobs import MissingError
+from etude.common.errors import InvalidFieldError
 from etude.trainer.controller.journal.audit import JournalFinding, read_frames
-from etude.v1 import journal_pb2, rollout_pb2
+from etude.v1 import journal_pb2, rollout_content_pb2, rollout_pb2
 from etude.v1 import trajectory_log_pb2 as pb
 
 TRAJECTORIES = "trajectories/"
@@ -84,16 +85,28 @@ def journaled_rollouts(
     Args:
         objects: of the journal.
         read: an object of the store; an error if it is gone.
-        findings: get those of rollouts whose tokens are gone or not what was accepted.
+        findings: get those of records that cannot be read, and of rollouts whose tokens or calls
+            are gone or not what was accepted. Rollouts that were dropped as damaged are none.
     """
+    lost: dict[str, list[JournalFinding]] = {}
+    damaged: set[str] = set()
     for key in sorted(objects):
         for kind, payload in read_frames(objects[key]):
-            if kind != _PART:
+            if kind == _PART:
+                continue
+            try:
                 record = journal_pb2.JournalRecord.FromString(payload)
-                if record.rollout.HasField("content"):
-                    yield from _stored_rollout(record.rollout, read, findings)
-                elif record.HasField("rollout"):
-                    yield record.rollout.rollout
+            except DecodeError as error:
+                findings.append(JournalFinding("log", f"{key}: {error}"))
+                continue
+            if record.drop.reason == "damaged":
+                damaged.add(record.drop.rollout_id)
+            if record.rollout.HasField("content"):
+                own = lost.setdefault(record.rollout.rollout.rollout_id, [])
+                yield from _stored_rollout(record.rollout, read, own)
+            elif record.HasField("rollout"):
+                yield record.rollout.rollout
+    findings += [each for name, own in lost.items() if name not in damaged for each in own]
 
 
 def _stored_rollout(
@@ -101,17 +114,43 @@ def _stored_rollout(
     read: Callable[[str], bytes],
     findings: list[JournalFinding],
 ) -> Iterator[rollout_pb2.Rollout]:
-    """A rollout whose tokens are in the store, with them; a finding instead if they are not."""
-    reference, name = record.content.tokens, record.rollout.rollout_id
+    """A rollout whose tokens are in the store, with them; a finding for each part that is not."""
+    content, name = record.content, record.rollout.rollout_id
+    if content.HasField("calls"):
+        calls = _read_part(content.calls, "calls", name, read, findings)
+        if calls is not None:
+            sound = sum(not call.is_malformed for call in calls.calls)
+            counts = (sound, len(calls.calls) - sound)
+            if counts != (content.figures.calls, content.figures.malformed):
+                what = f"the calls of {name} are not as many as were accepted"
+                findings.append(JournalFinding("I1", what))
+    tokens = _read_part(content.tokens, "tokens", name, read, findings)
+    if tokens is not None:
+        yield tokens
+
+
+def _read_part(
+    reference: rollout_content_pb2.ContentObject,
+    part: str,
+    name: str,
+    read: Callable[[str], bytes],
+    findings: list[JournalFinding],
+) -> rollout_pb2.Rollout | None:
+    """A part of a rollout; None, and a finding, if it is not what was accepted."""
     try:
         data = read(reference.key)
-    except MissingError:
-        findings.append(JournalFinding("I1", f"the tokens of {name} are gone: {reference.key}"))
-        return
-    if blake3(data).digest() != reference.digest:
-        findings.append(JournalFinding("I1", f"the tokens of {name} are not those accepted"))
-        return
-    yield rollout_pb2.Rollout.FromString(data)
+        if blake3(data).digest() == reference.digest:
+            rollout = rollout_pb2.Rollout.FromString(data)
+            if rollout.rollout_id == name:
+                return rollout
+    except (MissingError, InvalidFieldError):
+        findings.append(JournalFinding("I1", f"the {part} of {name} are gone: {reference.key}"))
+        return None
+    except DecodeError as error:
+        findings.append(JournalFinding("I1", f"the {part} of {name} are no rollout: {error}"))
+        return None
+    findings.append(JournalFinding("I1", f"the {part} of {name} are not those accepted"))
+    return None
 
 
 def _read_logs(
