@@ -192,6 +192,8 @@ def _show(row: Object, *, as_json: bool) -> None:
             f" {found['changed']} of {found['scored']} changed"
         )
         say(f"rank correlation {describe_correlation(found)}")
+        if missing := found["missing"]:
+            say(f"calls gone from the store, or damaged: {', '.join(missing)}")
         if found["sibling_pairs_reversed"] is not None:
             share = 100 * found["sibling_pairs_reversed"]
             say(f"pairs of siblings in another order: {share:.1f} %")

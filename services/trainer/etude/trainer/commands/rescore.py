@@ -85,6 +85,7 @@ async def rescore(job: RescoreJob) -> Row:
     config = _worker_config(job)
     clients = ClientPool(config)
     rescorer = GroupRescorer(
+        source=store,
         rebuilder=ChangeRebuilder(config=config, clients=clients),
         scorer=Scorer(clients.reward_stub(), config.score_timeout_s, config.outage_s),
         results=results,

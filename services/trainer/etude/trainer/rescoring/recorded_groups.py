@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from etude.common.api.run.phases import Phase, TaskSet
 from etude.common.blobs import Store
 from etude.common.errors import Problem, UserError
-from etude.trainer.contents.objects import restore_calls
 from etude.trainer.controller.admission.groups import RolloutGroup
 from etude.trainer.controller.journal import write_ahead_log
 from etude.trainer.controller.journal.ledger import Ledger, StepId
@@ -18,7 +17,7 @@ _ALL_EPOCHS = 1 << 31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedGroup:
-    """One group of a trained batch, without its tokens."""
+    """One group of a trained batch, without its tokens and stored calls."""
 
     global_step: int
     """That trained it, counted over all phases."""
@@ -83,9 +82,6 @@ def read_trained_groups(
         if first <= numbers[step] and (last is None or numbers[step] <= last)
         for group in batches[step]
     ]
-    for each in found:
-        for index, rollout in each.group.finished.items():
-            each.group.finished[index] = restore_calls(store, rollout)
     if not found:
         what = f"has no trained rollouts from step {first} to {last or len(numbers)}"
         fix = f"name steps of reinforcement learning from 1 to {len(numbers)}"

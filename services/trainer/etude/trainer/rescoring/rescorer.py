@@ -7,13 +7,15 @@ from typing import NamedTuple
 
 from etude.common.api.run.rollout_policy import TrainingRolloutPolicy
 from etude.common.api.storage import Storage
-from etude.common.blobs import MissingError
+from etude.common.blobs import MissingError, Store
+from etude.common.blobs.store import ShortReadError
 from etude.common.errors import CorruptError
 from etude.common.harbor.task_file import TaskFile, parse_task_file
 from etude.common.stores import open_source
+from etude.trainer.contents.objects import restore_calls
 from etude.trainer.rescoring.rebuilding import ChangeRebuilder, LeftOut, LostRebuild
 from etude.trainer.rescoring.recorded_groups import TrainedGroup
-from etude.trainer.rescoring.results import RescoreResults, Row
+from etude.trainer.rescoring.results import MISSING, RescoreResults, Row
 from etude.trainer.rollouts.protocol import GroupRequest
 from etude.trainer.rollouts.scoring import Scorer
 from etude.trainer.routing.table import Purpose
@@ -31,6 +33,8 @@ class _Task(NamedTuple):
 class GroupRescorer:
     """Scores groups again, several at a time, and records each as it ends."""
 
+    source: Store
+    """Of the run; nothing is written to it."""
     rebuilder: ChangeRebuilder
     scorer: Scorer
     results: RescoreResults
@@ -66,15 +70,29 @@ class GroupRescorer:
 
     async def _rescore(self, group: TrainedGroup, slots: asyncio.Semaphore) -> list[Row]:
         async with slots:
-            records = group.records
+            records, missing = await asyncio.to_thread(self._read_records, group)
             try:
                 task = await asyncio.to_thread(self._read_task, group)
             except (MissingError, CorruptError) as error:
                 rows = [_row(group, each, left_out=f"its task: {error}") for each in records]
             else:
-                rows = await self._score(group, records, task)
+                rows = await self._score(group, records, task) if records else []
+            rows += missing
             await asyncio.to_thread(self.results.add, rows)
             return rows
+
+    def _read_records(
+        self, group: TrainedGroup
+    ) -> tuple[list[journal_pb2.JournalRollout], list[Row]]:
+        """Read the calls of a group's rollouts; rows of those whose calls are gone or damaged."""
+        found: list[journal_pb2.JournalRollout] = []
+        missing: list[Row] = []
+        for each in group.records:
+            try:
+                found.append(restore_calls(self.source, each))
+            except (MissingError, CorruptError, ShortReadError) as error:
+                missing.append(_row(group, each, left_out=f"{MISSING}: {error}"))
+        return found, missing
 
     def _read_task(self, group: TrainedGroup) -> _Task:
         """Read the settings of a group's task.

@@ -16,6 +16,8 @@ from etude.trainer.controller.reporting.rows import mean
 ROWS = "rollouts.jsonl"
 IDENTITY = "job.json"
 SUMMARY = "summary.json"
+MISSING = "its calls cannot be read"
+"""Begin of the reason for which a rollout was left out whose calls are gone or damaged."""
 
 Row = dict[str, Any]
 
@@ -72,7 +74,8 @@ def summarise(rows: Sequence[Row]) -> Row:
     """Compare old and new rewards over the rollouts that have both.
 
     sibling_pairs_reversed is the share of pairs of siblings, of different old rewards, that the new
-    rewards order the other way: advantages compare siblings alone.
+    rewards order the other way: advantages compare siblings alone. missing names rollouts that were
+    left out because their calls are gone from the store, or damaged.
     """
     scored = [row for row in rows if "new_reward" in row]
     old, new = ([float(row[name]) for row in scored] for name in ("old_reward", "new_reward"))
@@ -81,6 +84,9 @@ def summarise(rows: Sequence[Row]) -> Row:
         "rollouts": len(rows),
         "scored": len(scored),
         "left_out": sum("left_out" in row for row in rows),
+        "missing": [
+            row["rollout_id"] for row in rows if row.get("left_out", "").startswith(MISSING)
+        ],
         "lost": sum("fault" in row for row in rows),
         "old_reward_mean": mean(old),
         "new_reward_mean": mean(new),
