@@ -255,6 +255,14 @@ HOSTILE: dict[str, Callable[[journal_pb2.JournalRollout], object]] = {
     "content.tokens.digest": lambda r: setattr(r.content.tokens, "digest", b"short"),
     "content.calls.key": lambda r: r.content.calls.CopyFrom(ContentObject(key="owner")),
     "content.figures.edits": lambda r: setattr(r.content.figures, "edits", -1),
+    "content.figures.looks_before_edit": lambda r: setattr(
+        r.content.figures, "looks_before_edit", -1
+    ),
+    "content.figures.looks_before_edit ": lambda r: setattr(
+        r.content.figures, "looks_before_edit", 1
+    ),
+    "content.figures.failed_edits": lambda r: setattr(r.content.figures, "failed_edits", 1),
+    "content.figures.tools ": lambda r: r.content.figures.tools.update({"a": 2, "b": -2}),
     "content.figures.tools": lambda r: setattr(r.content.figures, "calls", 1),
     "content.links": lambda r: r.content.ClearField("links"),
     "content.links[0].tokens": lambda r: setattr(r.content.links[0], "tokens", 9_999),

@@ -13,7 +13,26 @@ MAX_LINKS = 16_384
 MAX_TOOLS = 1_024
 MAX_CALLS = 10_000_000
 MAX_USES = 4_096
-"""Versions and engines of one rollout: more than any bound of staleness allows."""
+"""Versions and engines of one rollout: its 1,024 turns, with a summary after each, and the swaps
+between 64 versions are 2,112 at most; the rest is for completions that went on elsewhere."""
+PARTS = {
+    "errors": "calls",
+    "turns": "calls",
+    "edits": "calls",
+    "looks_before_edit": "calls",
+    "failed_edits": "edits",
+}
+"""Counts that are not above others."""
+COUNTS = (
+    "calls",
+    "errors",
+    "turns",
+    "malformed",
+    "edits",
+    "failed_edits",
+    "changes",
+    "looks_before_edit",
+)
 
 
 def check_content(
@@ -66,12 +85,18 @@ def _check_figures(figures: rollout_content_pb2.CallFigures) -> None:
     if len(figures.tools) > MAX_TOOLS:
         found = f"{len(figures.tools)} names; {MAX_TOOLS} are the limit"
         raise InvalidFieldError("content.figures.tools", found)
-    for name in ("calls", "errors", "turns", "malformed", "edits", "failed_edits", "changes"):
+    for name in COUNTS:
         count = int(getattr(figures, name))
         if not 0 <= count <= MAX_CALLS:
             raise InvalidFieldError(f"content.figures.{name}", f"{count} is not 0 to {MAX_CALLS}")
+    if min(figures.tools.values(), default=0) < 0:
+        raise InvalidFieldError("content.figures.tools", "a count is negative")
     if sum(figures.tools.values()) != figures.calls:
         raise InvalidFieldError("content.figures.tools", f"are not the {figures.calls} calls")
+    for part, whole in PARTS.items():
+        count, total = int(getattr(figures, part)), int(getattr(figures, whole))
+        if count > total:
+            raise InvalidFieldError(f"content.figures.{part}", f"{count} of {total} {whole}")
 
 
 def _check_sizes(links: Sequence[rollout_content_pb2.LinkSize], max_tokens: int) -> int:

@@ -190,6 +190,7 @@ def _figures(sequences: Sequence[PolicySequence], refused: set[int]) -> dict[str
 
 
 def _num_recorded(routes: ExpertIds | None) -> int:
+    """Count the tokens that have every expert of every layer: others are routed again."""
     if routes is None or not routes.size:
         return 0
-    return int((routes[:, 0, 0] != np.iinfo(routes.dtype).max).sum())
+    return int((routes != np.iinfo(routes.dtype).max).all(axis=(1, 2)).sum())
