@@ -331,6 +331,7 @@ class RayRollouts(RolloutWorkers):
         try:
             await worker.actor.write_rollouts.remote(step, split, records)
         except RayActorError as error:
+            await self._await_restart(worker)
             raise WorkerLostError("the rollout worker that wrote them died") from error
         except RayTaskError as error:
             raise unwrap_ray_error(error) from error

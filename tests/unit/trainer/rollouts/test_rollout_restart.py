@@ -33,7 +33,14 @@ def dying(answers: int) -> Any:
         if next(left, None) is not None:
             raise ActorDiedError
 
-    return SimpleNamespace(run_group=SimpleNamespace(remote=die), ping=SimpleNamespace(remote=ping))
+    async def die_writing(*_: object) -> None:
+        raise ActorDiedError
+
+    return SimpleNamespace(
+        run_group=SimpleNamespace(remote=die),
+        write_rollouts=SimpleNamespace(remote=die_writing),
+        ping=SimpleNamespace(remote=ping),
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,3 +55,13 @@ async def test_a_worker_that_died_is_waited_for_up_to_a_limit(
     with pytest.raises(WorkerLostError, match=words):
         await ray_backend.RayRollouts([worker]).run(ORDER)
     assert worker.load == 0
+
+
+async def test_a_worker_that_died_while_it_wrote_is_waited_for_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_backend, "PING_EVERY_S", 0.001)
+    pings = dying(2)
+    with pytest.raises(WorkerLostError, match="that wrote them died"):
+        await ray_backend.RayRollouts([ray_backend._Worker(pings)]).write_rollouts(1, "train", [])
+    await pings.ping.remote()  # it answers now

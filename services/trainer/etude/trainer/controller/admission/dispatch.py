@@ -107,8 +107,24 @@ class RolloutDispatcher:
         """Have a worker write rollouts for people; it reads the tokens, and is not waited for."""
         data = [record.SerializeToString() for record in records]
         self.reporter.recorder.write_rollouts(
-            f"rollouts {split} of step {step}", self.workers.write_rollouts(step, split, data)
+            f"rollouts {split} of step {step}", self._write_with_retries(step, split, data)
         )
+
+    async def _write_with_retries(self, step: int, split: str, data: Sequence[bytes]) -> None:
+        """Have rollouts written, by another worker if the first one dies.
+
+        Raises:
+            WorkerLostError: worker after worker died.
+        """
+        for left in reversed(range(WORKER_RETRIES + 1)):
+            try:
+                await self.workers.write_rollouts(step, split, data)
+            except WorkerLostError as error:
+                if not left:
+                    raise
+                log.warning("rollouts %s of step %d are written again: %s", split, step, error)
+            else:
+                return
 
     async def _run_with_retries(self, order: GroupRequest) -> GroupResult:
         for dispatch in range(WORKER_RETRIES):

@@ -7,7 +7,9 @@ from typing import Any
 from etude.agent.chat import ChatFormat
 from etude.agent.chat.pieces import PieceReader
 from etude.agent.toolsets import list_schemas
-from etude.common.blobs import Store
+from etude.common.blobs import MissingError, Store
+from etude.common.blobs.store import ShortReadError
+from etude.common.errors import CorruptError
 from etude.common.evaluation.rollout_metrics import edits_without_evidence, latency_s
 from etude.common.run_folder.record import open_record
 from etude.common.weights import VersionId
@@ -17,11 +19,17 @@ from etude.v1 import environments_pb2, journal_pb2, rollout_pb2
 
 Row = dict[str, Any]
 
+UNREADABLE = "unreadable"
+"""Field of a row without turns and calls: why they cannot be read."""
+
 
 def write_readable_rollouts(
     store: Store, chat: ChatFormat | None, step: int, split: str, records: Iterable[bytes]
 ) -> None:
     """Write the rollouts of a step to the run's record; tokens of evaluations are deleted then.
+
+    A rollout whose tokens or calls are gone or damaged has its figures and no turns. It is not
+    written over a record that an earlier attempt made, which may have had them.
 
     Args:
         store: of the run.
@@ -31,15 +39,31 @@ def write_readable_rollouts(
         records: JournalRollout messages, serialised.
 
     Raises:
-        MissingError: tokens are gone.
-        CorruptError: tokens are damaged.
         StoreError: the store does not answer.
     """
     parsed = [journal_pb2.JournalRollout.FromString(data) for data in records]
-    rows = rollout_rows(restore_rollouts(store, parsed), chat)
-    open_record(store).write_rollouts(step, split, rows)
+    reader = None if chat is None else PieceReader.of(chat, list_schemas())
+    rows = [_stored_row(store, each, reader) for each in parsed]
+    record, is_whole = open_record(store), not any(UNREADABLE in row for row in rows)
+    if is_whole or not any(True for _ in record.rollouts(step, split)):
+        record.write_rollouts(step, split, rows)
     keys = [found.key for each in parsed for found in list_objects(each.content)]
     store.delete([key for key in keys if key.startswith(OF_EVALUATIONS)])
+
+
+def _stored_row(
+    store: Store, record: journal_pb2.JournalRollout, reader: PieceReader | None
+) -> Row:
+    """Row of a rollout whose tokens and calls may be in the store.
+
+    Raises:
+        StoreError: the store does not answer.
+    """
+    try:
+        [whole] = restore_rollouts(store, [record])
+    except (MissingError, CorruptError, ShortReadError) as error:
+        return _rollout_row(record, reader) | {UNREADABLE: str(error)}
+    return _rollout_row(whole, reader)
 
 
 def ending_name(rollout: rollout_pb2.Rollout) -> str:
@@ -67,7 +91,6 @@ def _rollout_row(record: journal_pb2.JournalRollout, reader: PieceReader | None)
         "read_tokens": rollout.costs.prompt_tokens + rollout.costs.tool_output_tokens,
         "sampled_tokens": rollout.costs.completion_tokens,
         "seconds": round(latency_s(rollout.costs), 3),
-        "edits_without_evidence": edits_without_evidence(rollout.calls),
         "turns": turns(rollout, reader) if reader is not None else [],
         "calls": [
             {"turn": c.turn, "name": c.name, "is_error": c.is_error, "is_malformed": c.is_malformed}
@@ -77,9 +100,11 @@ def _rollout_row(record: journal_pb2.JournalRollout, reader: PieceReader | None)
         "newest": str(VersionId.from_proto(rollout.newest)),
         "trace_id": rollout.trace_id,
     }
+    if not record.content.HasField("calls"):
+        row["edits_without_evidence"] = edits_without_evidence(rollout.calls)
     if rollout.steps:
         row["steps"] = [step.name for step in rollout.steps]
-    if rollout.costs.turns and not rollout.links:
+    if rollout.costs.turns and not rollout.links and not record.HasField("content"):
         _remove_tokens(row)
     if reward.WhichOneof("result") == "reward":
         row["reward"] = reward.reward
