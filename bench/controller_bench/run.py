@@ -4,7 +4,7 @@ Admission, batch rule, ledger, journal, publishing and records are the product's
 weights are those of the tests of the controller: a step takes no time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,6 +80,10 @@ class RemoteLearners(SimulatedLearners):
     @override
     async def policy_step(self, batch: PolicyBatch) -> StepResult:
         return await SimulatedLearners.policy_step(self, replace(batch, stored=()))
+
+    @override
+    def fetch_contents(self, references: Sequence[bytes], steps: int) -> None:
+        """Leave them to the other nodes."""
 
 
 def take_over(
