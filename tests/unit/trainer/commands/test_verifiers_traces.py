@@ -16,6 +16,7 @@ from etude.common.durable_log import encode_segment
 from etude.demo import corpus, model_folder, tokenizer
 from etude.demo.problems import Source
 from etude.trainer.commands import traces, verifiers_traces
+from etude.trainer.contents.objects import write_links
 from etude.trainer.controller.journal import segments
 from etude.trainer.controller.journal.audit import JOURNAL
 from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2
@@ -92,6 +93,23 @@ def _journal(folder: Path, *names: str) -> None:
         store.create(f"{JOURNAL}{number:04d}", data)
 
 
+def _store_tokens(folder: Path, name: str) -> str:
+    """Journal a rollout whose tokens are in the store; return their key."""
+    store = open_store(folder.resolve().as_uri())
+    rollout = rollout_pb2.Rollout(rollout_id=name, task_id="t", ending=rollout_pb2.ENDING_STOPPED)
+    rollout.links.add(token_ids=[1, 2], loss_mask=b"\0\1", sampler_logprobs=[0, -1])
+    scored = journal_pb2.JournalRollout(
+        content=write_links(store, "contents/g/", rollout),
+        reward=rewards_pb2.RewardRecord(reward=1.0),
+    )
+    rollout.ClearField("links")
+    scored.rollout.CopyFrom(rollout)
+    record = journal_pb2.JournalRecord(sequence=9, rollout=scored)
+    data = encode_segment("u", 1, first=9, frames=[segments.encode_record(record)])
+    store.create(f"{JOURNAL}0-{name}", data)
+    return scored.content.tokens.key
+
+
 def _run(monkeypatch: pytest.MonkeyPatch, folder: Path, model: Path) -> int:
     words = ["traces", folder.resolve().as_uri(), "--model", str(model)]
     monkeypatch.setattr(sys, "argv", words)
@@ -127,3 +145,20 @@ def test_what_is_missing_and_what_is_damaged_are_told_apart(
     damaged.write_bytes(damaged.read_bytes()[:-3])
     assert _run(monkeypatch, tmp_path, model) == 1
     assert "journal/0000" in capsys.readouterr().err
+
+
+def test_a_rollout_that_cannot_be_read_is_named_and_the_others_are_printed(
+    tmp_path: Path,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _journal(tmp_path, "a")
+    lost, _ = _store_tokens(tmp_path, "lost"), _store_tokens(tmp_path, "whole")
+    (tmp_path / lost).unlink()
+    assert _run(monkeypatch, tmp_path, model) == 1
+    printed = capsys.readouterr()
+    ids = [json.loads(line)["id"] for line in printed.out.splitlines()]
+    assert sorted(ids) == ["a", "whole"]
+    assert printed.err.startswith("lost is left out: ")
+    assert lost in printed.err

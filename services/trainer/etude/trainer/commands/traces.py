@@ -11,8 +11,9 @@ from etude.agent.chat import ChatFormat
 from etude.agent.chat.pieces import PieceReader
 from etude.agent.toolsets import list_schemas
 from etude.common.api.storage import StoreAccess
-from etude.common.blobs import Store
-from etude.common.errors import EtudeError, Problem, UserError
+from etude.common.blobs import MissingError, Store
+from etude.common.blobs.store import ShortReadError
+from etude.common.errors import CorruptError, EtudeError, Problem, UserError
 from etude.common.stores import open_source
 from etude.trainer.commands import verifiers_traces
 from etude.trainer.contents.objects import restore_rollouts
@@ -22,8 +23,13 @@ from etude.trainer.controller.journal.segments import decode_segment
 from etude.v1 import journal_pb2
 
 
-def rollouts(store: Store) -> Iterator[journal_pb2.JournalRollout]:
+def rollouts(store: Store, lost: list[str]) -> Iterator[journal_pb2.JournalRollout]:
     """Every rollout of the journal, once, with one segment and its tokens in memory at a time.
+
+    Args:
+        store: of the run.
+        lost: gets a sentence for each rollout whose tokens or calls are gone or damaged, which is
+            left out.
 
     Raises:
         UserError: there is no journal.
@@ -35,7 +41,10 @@ def rollouts(store: Store) -> Iterator[journal_pb2.JournalRollout]:
         name = record.rollout.rollout.rollout_id
         if record.HasField("rollout") and name not in seen:
             seen.add(name)
-            yield from restore_rollouts(store, [record.rollout])
+            try:
+                yield from restore_rollouts(store, [record.rollout])
+            except (MissingError, CorruptError, ShortReadError) as error:
+                lost.append(f"{name} is left out: {error}")
     if not keys:
         fix = "name a run that reached reinforcement learning"
         raise UserError(Problem("NotFound", "holds no journal", store.url, fix))
@@ -55,7 +64,8 @@ def main() -> None:
     try:
         reader = PieceReader.of(ChatFormat.load(chosen.model), list_schemas())
         store = open_source(chosen.store, StoreAccess(endpoint=chosen.endpoint))
-        for record in rollouts(store):
+        lost: list[str] = []
+        for record in rollouts(store, lost):
             text = json.dumps(
                 verifiers_traces.trace(record, reader), ensure_ascii=False, allow_nan=False
             )
@@ -66,6 +76,9 @@ def main() -> None:
     except (EtudeError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(1) from error
+    for sentence in lost:
+        sys.stderr.write(f"{sentence}\n")
+    raise SystemExit(1 if lost else 0)
 
 
 if __name__ == "__main__":
