@@ -86,6 +86,16 @@ def test_sequences_get_the_experts_that_were_stored(
     assert figures == {"replayed_fraction": 12 / 15, "unrecorded_rollouts": 0.0}
 
 
+def test_a_token_that_lacks_an_expert_in_any_layer_does_not_count_as_replayed(
+    store: MemoryStore, stored: list[StoredRoutes | None]
+) -> None:
+    routes = routes_of(LENGTHS[0])
+    routes[0, 1, 1] = 255
+    stored[0] = write(store, 0, routes)
+    _, figures = RouteLoader(store=store, ranks=Ranks()).load(batch(stored), SHAPE)
+    assert figures["replayed_fraction"] == 11 / 15
+
+
 @pytest.mark.parametrize(
     "damage", ["changed", "gone", "longer", "moved", "of another model", "elsewhere", "no record"]
 )
