@@ -1,8 +1,10 @@
 """Replay of journaled batches that the weights of a checkpoint do not have."""
 
+import itertools
+
 from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.trainer.controller.journal.ledger import StepId
-from etude.trainer.controller.phases.batch_training import train_batch
+from etude.trainer.controller.phases.batch_training import fetch_contents, train_batch
 from etude.trainer.controller.phases.step_accounting import StepAccounting, refuse_left_batches
 from etude.trainer.controller.run import Run
 
@@ -20,6 +22,8 @@ async def replay_batches(run: Run, accounting: StepAccounting, limits: RolloutPo
         RunFailedError: the batches are not consecutive, or too many of their rollouts are lost.
     """
     progress, batches = run.progress, run.book.ledger.batches
+    own = [groups for step, groups in batches.items() if step.phase == accounting.phase]
+    fetch_contents(run, itertools.chain.from_iterable(own), steps=len(own))
     while (step := StepId(accounting.phase, progress.cursor.step + 1)) in batches:
         groups = batches[step]
         result = await train_batch(run, groups, limits)
