@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import torch
-from tests.support.weights.followed_engine import Bench, Oracle, learn
+from tests.support.weights.followed_engine import PROMPT, Bench, Oracle, learn
 from tests.support.weights.publishing import TrainedPolicy
 from tokenizers import Tokenizer, models
 from transformers import (
@@ -25,6 +26,7 @@ from typing_extensions import override
 from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.routed_experts import RouteDraft
+from etude.common.weights import VersionId
 from etude.common.weights.tensors.schema import Schema, TensorSpec, split_of
 from etude.common.weights.tensors.words import Words
 from etude.inference.engine import replica as replicas
@@ -194,9 +196,10 @@ async def turn(bench: Bench, name: str, prompt: list[int], held: int = 0) -> tup
     return tokens, rows.ids
 
 
-def expected_routes(bench: Bench, tokens: list[int]) -> Any:
+def expected_routes(bench: Bench, tokens: list[int], version: VersionId | None = None) -> Any:
     """Experts of the tokens by transformers' own routers, lowest id first."""
-    bench.oracle.logprobs(bench.policy.words, [20])  # fills its model
+    words = bench.policy.words if version is None else bench.policy.published[version]
+    bench.oracle.logprobs(words, [20])  # fills its model
     found: list[torch.Tensor] = []
     hooks = [
         module.register_forward_hook(lambda _m, _a, result: found.append(result[2]))
@@ -232,3 +235,37 @@ async def test_recorded_experts_are_those_that_the_routers_chose(bench: Bench) -
         assert (routes[:held] == 255).all()  # only what is asked for is sent
         expected = expected_routes(bench, tokens)[:-1]
         assert (np.sort(routes, -1) == expected)[held:].all()
+
+
+@pytest.mark.parametrize("bench", [QWEN], ids=["qwen3"], indirect=True)
+async def test_a_token_keeps_the_experts_that_gave_the_next_one_when_a_swap_computes_it_again(
+    bench: Bench,
+) -> None:
+    bench.engine.options = replace(bench.engine.options, pause="InFlight", recompute_kv=True)
+    first = bench.publish(complete=True)
+    await bench.receiver.catch_up()
+    await turn(bench, "starts-to-record", [20, 21])
+    request = SampleRequest(
+        request_id="swapped",
+        prompt_token_ids=PROMPT,
+        max_tokens=200,
+        temperature=1.0,
+        seed=7,
+        routes_from=0,
+    )
+    running = asyncio.create_task(anext(bench.engine.generate(request)), name="swapped")
+    await asyncio.sleep(0.2)
+    learn(bench.policy)
+    second = bench.publish()
+    await bench.receiver.catch_up()
+    piece = await running
+    assert piece.routes is not None
+    tokens, routes = [*PROMPT, *piece.token_ids], np.sort(piece.routes.ids, -1)
+    swap = piece.labels[-1].start
+    assert 0 < swap < 200
+    # The token before the first one of the new version gave it.
+    end = len(PROMPT) + swap - 1
+    before, after = (expected_routes(bench, tokens, each)[:-1] for each in (first, second))
+    assert (routes[:end] == before[:end]).all()
+    assert (routes[end:] == after[end:]).all()
+    assert (before[:end] != after[:end]).any()

@@ -30,20 +30,30 @@ class RequestRoutes:
     end: int
     parts: list[ExpertIds] = field(default_factory=list)
 
-    def add(self, ids: ExpertIds, known: int) -> None:
+    def add(self, ids: ExpertIds, known: int, settled: int) -> None:
         """Add the ids of a pass that processed the positions behind the known ones.
 
-        Positions that are processed again, because a guess was wrong or the request had given its
-        room up, get the new ids.
+        A position that is processed again keeps the ids of the pass whose logits gave the token
+        behind it, as after a swap the new version may choose others. Guesses that were wrong get
+        new ones.
+
+        Args:
+            ids: of the pass.
+            known: positions with keys and values before the pass.
+            settled: positions whose next token was known before the pass, not guessed.
         """
-        while self.parts and self.end > known:
+        self._cut(max(known, settled))
+        self.append(ids[max(0, self.end - known) :])
+
+    def _cut(self, end: int) -> None:
+        """Drop the ids of the positions from an end on."""
+        while self.parts and self.end > end:
             last = self.parts.pop()
-            kept = max(0, len(last) - (self.end - known))
+            kept = max(0, len(last) - (self.end - end))
             self.end -= len(last) - kept
             if kept:
                 self.parts.append(last[:kept])
-        self.end = known
-        self.append(ids)
+        self.end = min(self.end, end)
 
     def append(self, ids: ExpertIds) -> None:
         """Append the ids of the next positions, of which those before the first are left out."""
@@ -136,12 +146,14 @@ class RouteRecorder:
         first = self._first_wanted(name)
         if first is None:
             return
-        known = int(self._runner.input_batch.num_computed_tokens_cpu[index])
+        batch = self._runner.input_batch
+        known = int(batch.num_computed_tokens_cpu[index])
         routes = self._requests.get(name)
         if routes is None or routes.end < known:  # cached
             routes = self._requests[name] = RequestRoutes(first, 0)
             routes.append(self._cached(index, known))
-        routes.add(ids, known)
+        # Tokens of this pass are sampled after it.
+        routes.add(ids, known, settled=int(batch.num_tokens_no_spec[index]) - 1)
 
     def _first_wanted(self, name: str) -> int | None:
         """First position whose ids a request asks for; None if it does not."""
