@@ -1,16 +1,18 @@
 """Rollouts for people are written from the store, whoever of the workers does it."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.support.trainer_simulation.workers import SimulatedRollouts
+from tests.support.trainer_simulation.workers import SimulatedLearners, SimulatedRollouts
 from typing_extensions import override
 
 from etude.agent.chat import ChatFormat
 from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.blobs import MemoryStore
+from etude.common.checkpoints.manifest import stored_checkpoints
 from etude.common.run_folder.record import StoreRecord
 from etude.common.weights import VersionId
 from etude.trainer.controller.run import Run
@@ -21,6 +23,7 @@ from etude.v1.journal_pb2 import JournalRollout
 
 MakeWorld = Callable[..., Any]
 STEP = 7
+SFT_STEPS = 4
 
 
 async def finish(store: MemoryStore, purpose: Purpose = Purpose.TRAINING) -> list[bytes]:
@@ -121,3 +124,36 @@ async def test_another_worker_writes_what_a_dead_one_did_not(make_world: MakeWor
         *((step, "eval-held-out-greedy") for step in (4, 10)),
     }
     assert not [key for key in world.store.objects if key.startswith("contents-of-evaluations/")]
+
+
+@dataclass(slots=True)
+class SlowWriters(SimulatedRollouts):
+    """Take a while to write."""
+
+    @override
+    async def write_rollouts(self, step: int, split: str, records: Sequence[bytes]) -> None:
+        await asyncio.sleep(0.3)
+        await SimulatedRollouts.write_rollouts(self, step, split, records)
+
+
+async def test_a_checkpoint_waits_for_the_readable_rollouts_of_its_steps(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(every_steps=1)
+
+    def prepare(run: Run) -> None:
+        workers, learners = run.dispatcher.workers, run.learners
+        assert isinstance(workers, SimulatedRollouts)
+        assert isinstance(learners, SimulatedLearners)
+        run.dispatcher.workers = SlowWriters(
+            workers.serving, store=workers.store, chat=workers.chat
+        )
+        learners.steps_until_crash = SFT_STEPS + 3
+        learners.before_crash = run.checkpoints.wait_stored
+
+    with pytest.raises(ExceptionGroup):
+        await world.train(prepare)
+    written = {step for step, split in StoreRecord(world.store).splits() if split == "train"}
+    newest = max(each.manifest.step for each in stored_checkpoints(world.store, run="run"))
+    assert newest > SFT_STEPS
+    assert written >= set(range(SFT_STEPS + 1, newest + 1))

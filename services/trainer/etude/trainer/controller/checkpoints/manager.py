@@ -28,6 +28,9 @@ from etude.trainer.controller.reporting.commands import RunCommands
 from etude.trainer.controller.reporting.reporter import RunReporter
 from etude.v1 import run_pb2
 
+READABLE_S = 5.0
+"""Longest wait of a stored checkpoint for the readable rollouts of its steps."""
+
 
 class _Attempt(NamedTuple):
     """One attempt at a checkpoint."""
@@ -164,6 +167,8 @@ class CheckpointManager:
         async with self._report_failure(attempt):
             async with asyncio.timeout_at(attempt.deadline_s):
                 objects = await self.saver.write_objects(checkpoint)
+            # A successor trains, and writes, the steps behind the checkpoint alone.
+            await self.reporter.recorder.wait_rollouts(READABLE_S)
             # Past the deadline, too: a manifest whose write was given up could appear later.
             stored = await self.saver.publish(checkpoint, objects)
         if stored is None:

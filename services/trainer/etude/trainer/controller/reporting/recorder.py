@@ -82,8 +82,12 @@ class RunRecorder:
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
 
+    async def wait_rollouts(self, limit_s: float) -> None:
+        """Wait for rollouts whose writing has begun, up to a limit."""
+        if self._writes:
+            await asyncio.wait(tuple(self._writes), timeout=limit_s)
+
     async def finish(self) -> None:
         """Write the rest; give up on a store that does not answer."""
-        if self._writes:
-            await asyncio.wait(self._writes, timeout=LAST_WRITES_S)
+        await self.wait_rollouts(LAST_WRITES_S)
         await self.write_rows()
