@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.support.trainer.expert_ranks import RANKS, compare_all, save_models
+from tests.support.trainer.expert_ranks import CASES, compare_all, save_models
 from tests.support.trainer.rank_processes import run_ranks
 
 CASE = "FSDP"
@@ -16,7 +16,7 @@ def compare_ranks() -> dict[str, float]:
     with TemporaryDirectory(prefix="etude-moe-") as name:
         folder = Path(name)
         save_models(folder, [CASE])
-        found = run_ranks(compare_all, folder, [CASE], size=RANKS)[CASE]
+        found = run_ranks(compare_all, folder, [CASE], size=CASES[CASE].ranks)[CASE]
     return {
         "grad_diff_ep": found["gradients"],
         "norm_diff_ep": found["norm"],

@@ -50,7 +50,9 @@ class Replica(NamedTuple):
 async def learn(folder: Path) -> None:
     """Run both learner ranks to their end."""
     ranks = [
-        await asyncio.create_subprocess_exec(sys.executable, str(LEARNER), str(rank), str(folder))
+        await asyncio.create_subprocess_exec(
+            sys.executable, str(LEARNER), str(rank), str(folder), "1"
+        )
         for rank in range(2)
     ]
     try:

@@ -62,7 +62,7 @@ class Controller:
         dist.barrier()
 
 
-def main(rank: int, folder: Path) -> None:
+def main(rank: int, folder: Path, expert: int) -> None:
     learner = Learner(
         LearnerConfig(
             run=RUN_UID,
@@ -72,6 +72,7 @@ def main(rank: int, folder: Path) -> None:
             weights=Weights(),
             rank=rank,
             world_size=2,
+            expert=expert,
             rendezvous=f"file://{folder}/meet",
         )
     )
@@ -94,4 +95,4 @@ def main(rank: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

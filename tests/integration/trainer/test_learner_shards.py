@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +25,9 @@ from etude.common.weights.tensors.words import word_type
 PROGRAM = Path(__file__).with_name("publishing_rank.py")
 
 
-async def run(folder: Path) -> None:
-    ranks = [
-        await asyncio.create_subprocess_exec(sys.executable, str(PROGRAM), str(rank), str(folder))
-        for rank in range(2)
-    ]
+async def run(folder: Path, *, expert: int) -> None:
+    start = partial(asyncio.create_subprocess_exec, sys.executable, str(PROGRAM))
+    ranks = [await start(str(rank), str(folder), str(expert)) for rank in range(2)]
     try:
         codes = await asyncio.gather(*(rank.wait() for rank in ranks))
     finally:
@@ -38,8 +37,8 @@ async def run(folder: Path) -> None:
     assert codes == [0, 0]
 
 
-def model(folder: Path) -> None:
-    """A mixture of experts whose rows and experts two ranks cannot share evenly."""
+def model(folder: Path, *, experts: int) -> None:
+    """A mixture of experts; two ranks cannot share its rows evenly, nor three experts."""
     config = Qwen3MoeConfig(
         vocab_size=65,
         hidden_size=16,
@@ -49,7 +48,7 @@ def model(folder: Path) -> None:
         head_dim=8,
         intermediate_size=32,
         moe_intermediate_size=8,
-        num_experts=3,
+        num_experts=experts,
         num_experts_per_tok=2,
         max_position_embeddings=64,
         tie_word_embeddings=True,
@@ -59,13 +58,16 @@ def model(folder: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("experts", "expert"), [(3, 1), (4, 2)], ids=["sharded", "divided experts"]
+)
 async def test_the_shards_of_two_ranks_add_up_to_the_exported_model_at_every_version(
-    tmp_path: Path,
+    tmp_path: Path, experts: int, expert: int
 ) -> None:
     store = open_store(f"file://{tmp_path}")
     weights.claim_epoch(store, holder="test", parent=None, reason="start")
-    model(tmp_path / "model")
-    await run(tmp_path)
+    model(tmp_path / "model", experts=experts)
+    await run(tmp_path, expert=expert)
     first = read_manifest(store, VersionId(1, 0))
     data = publication.read_schema_bytes(store, first.schema_sha256)
     schema = parse_schema(data, sha256=first.schema_sha256, where="schema")

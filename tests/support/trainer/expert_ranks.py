@@ -1,4 +1,4 @@
-"""Four ranks that divide experts, compared with one rank that has all of them."""
+"""Ranks that divide experts, compared with one rank that has all of them."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -17,16 +17,22 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from etude.common.api.run.roles import Lora
 from etude.common.api.run.weights import Weights
 from etude.common.api.storage import Storage
+from etude.common.routed_experts import ExpertIds
 from etude.common.weights import VersionId
 from etude.trainer.export.receipts import PublishBase, build_manifest
-from etude.trainer.learner.batches import SupervisedSequence
+from etude.trainer.learner.batches import (
+    PolicyBatch,
+    PolicySequence,
+    StepResult,
+    SupervisedSequence,
+)
 from etude.trainer.learner.config import LearnerConfig
 from etude.trainer.learner.learner import Learner
 from etude.trainer.model.parameters import gather_full, local_shard
 
-RANKS = 4
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -62,6 +68,15 @@ PHASE = {
     "optimizer": {"learningRate": "1e-2", "gradientClip": "0.05", "epsilon": "1e-3"},
     "data": [{"name": "traces", "uri": "file:///traces.jsonl"}],
 }
+REPLAYING = {
+    "name": "rl",
+    "type": "ReinforcementLearning",
+    "maxSteps": 9,
+    "optimizer": PHASE["optimizer"],
+    "tasks": [{"name": "train", "uri": "file:///tasks", "environment": "repos"}],
+    "algorithm": {"name": "DrGRPO"},
+    "routerReplay": {"mode": "Recorded"},
+}
 
 
 class Case(NamedTuple):
@@ -71,6 +86,10 @@ class Case(NamedTuple):
     mesh: dict[str, int]
     packing: str = "Padded"
     activation_checkpointing: str = "None"
+    ranks: int = 4
+    lora: Lora | None = None
+    is_replayed: bool = False
+    """True for rollouts whose experts were recorded."""
 
 
 CASES = {
@@ -79,6 +98,10 @@ CASES = {
     "all ranks": Case(QWEN, {"expert": 4}, "Packed", "Blocks"),
     "shared rows": Case(QWEN, {"expert": 2, "context": 2}, "Packed"),
     "shared experts": Case(DEEPSEEK, {"expert": 2}, "Packed", "Selective"),
+    "recorded experts": Case(QWEN, {"expert": 2}, "Packed", "Blocks", is_replayed=True),
+    "adapters": Case(QWEN, {"expert": 2}, lora=Lora(rank=4, target_modules=("q_proj", "v_proj"))),
+    # Three ranks cut the four experts of each place in parts of 2, 2 and 0.
+    "six ranks": Case(QWEN, {"expert": 2}, ranks=6),
 }
 
 
@@ -109,6 +132,43 @@ def texts(seed: int) -> list[SupervisedSequence]:
     ]
 
 
+def rollouts(seed: int) -> PolicyBatch:
+    """Groups of two rollouts for a step, with recorded experts of all but the last token."""
+    draw = np.random.default_rng(seed)
+    lengths = ((17, 9, 40, 2, 25, 31), (12, 7))[seed % 2]
+    sequences = tuple(
+        PolicySequence(
+            token_ids=draw.integers(0, 64, length).astype(np.int32),
+            loss_mask=np.arange(length) > 0,
+            sampler_logprobs=draw.uniform(-5, -4, length).astype(np.float32),
+            rollout=rollout,
+            routes=recorded_experts(length),
+        )
+        for rollout, length in enumerate(lengths)
+    )
+    return PolicyBatch(
+        sequences=sequences,
+        rewards=np.arange(len(lengths)) % 2 * 1_000.0,  # gradients are clipped
+        groups=np.arange(len(lengths)) // 2,
+        valid=np.ones(len(lengths), dtype=np.bool_),
+    )
+
+
+def recorded_experts(length: int) -> ExpertIds:
+    """Expert 5 for each token, and one of the first three: others compute last tokens alone."""
+    first = (np.arange(length)[:, None] + np.arange(2)) % 3
+    ids = np.stack([first, np.full_like(first, 5)], -1).astype(np.uint8)
+    ids[-1] = np.iinfo(np.uint8).max
+    return ids
+
+
+def make_step(learner: Learner, case: Case, seed: int) -> StepResult:
+    """Make a step of the case's phase."""
+    if case.is_replayed:
+        return learner.policy_step(rollouts(seed))
+    return learner.supervised_step(texts(seed))
+
+
 def open_learner(case: Case, folder: Path, rank: int, size: int) -> Learner:
     """One of as many ranks; a single one pads its rows."""
     divided: dict[str, Any] = {}
@@ -126,6 +186,7 @@ def open_learner(case: Case, folder: Path, rank: int, size: int) -> Learner:
             rank=rank,
             world_size=size,
             rendezvous=f"file://{folder}/meet",
+            lora=case.lora,
             **{"packing": "Padded", **divided},
         )
     )
@@ -155,11 +216,11 @@ class Versions:
         self.states.append(manifest.ref.state)
 
 
-def train(learner: Learner, versions: Versions) -> Trained:
+def train(learner: Learner, versions: Versions, case: Case) -> Trained:
     """Encode a version, make steps, encode a delta, and store a checkpoint."""
     versions.encode()
-    learner.start_phase(PHASE, 0)
-    results = [learner.supervised_step(texts(seed)) for seed in range(3)]
+    learner.start_phase(REPLAYING if case.is_replayed else PHASE, 0)
+    results = [make_step(learner, case, seed) for seed in range(3)]
     versions.encode()
     learner.copy_state(f"checkpoint-{versions.size}")
     learner.save(f"checkpoint-{versions.size}")
@@ -168,7 +229,10 @@ def train(learner: Learner, versions: Versions) -> Trained:
     return Trained(
         [result.loss for result in results],
         [result.grad_norm for result in results],
-        [dict(result.extra) for result in results],
+        [
+            {name: value for name, value in result.extra.items() if name.startswith("expert_load")}
+            for result in results
+        ],
         {name: gather_full(p.detach()).clone() for name, p in named.items()},
         {name: gather_full(gradient).clone() for name, gradient in gradients.items()},
         versions.states,
@@ -185,26 +249,26 @@ def largest(pairs: Iterable[tuple[Any, Any]]) -> float:
 
 
 def compare(rank: int, folder: Path, case: Case) -> dict[str, Any]:
-    """Train as one rank and as four, and let each go on from the checkpoint of the other."""
+    """Train as one rank and as several, and let each go on from the checkpoint of the other."""
     one = open_learner(case, folder, 0, size=1)
-    alone = train(one, Versions(one, 1)) if rank == 0 else None
+    alone = train(one, Versions(one, 1), case) if rank == 0 else None
     # The other ranks wait here until rank 0 joins them.
-    learner = open_learner(case, folder, rank, size=RANKS)
-    versions = Versions(learner, RANKS)
-    divided = train(learner, versions)
+    learner = open_learner(case, folder, rank, size=case.ranks)
+    versions = Versions(learner, case.ranks)
+    divided = train(learner, versions, case)
     learner.restore("checkpoint-1")
     resumed = learner.digest()
     versions.base = None
     versions.encode()
-    following = learner.supervised_step(texts(4))
-    held = sum(local_shard(p.detach()).numel() for p in learner.policy.parameters())
+    following = make_step(learner, case, 4)
+    held = sum(local_shard(p.detach()).numel() for p in learner.policy.model.parameters())
     learner.close()
     # What torch remembers of operations on shards names meshes of groups that were left.
     debug._clear_sharding_prop_cache()
     if alone is None:
         return {}
-    expected = one.supervised_step(texts(4))
-    one.restore(f"checkpoint-{RANKS}")
+    expected = make_step(one, case, 4)
+    one.restore(f"checkpoint-{case.ranks}")
     pairs = [(divided.gradients[name], gradient) for name, gradient in alone.gradients.items()]
     return {
         "gradients": largest(pairs) / max(float(gradient.abs().max()) for _, gradient in pairs),
@@ -220,12 +284,12 @@ def compare(rank: int, folder: Path, case: Case) -> dict[str, Any]:
         "resumed version": versions.states[2] == alone.states[1],
         "reread": one.digest() == divided.digest,
         "cpu_seconds": time.process_time(),
-        "share": held / sum(p.numel() for p in one.policy.parameters()),
+        "share": held / sum(p.numel() for p in one.policy.model.parameters()),
     }
 
 
 def compare_all(rank: int, folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The comparisons of cases, on one of RANKS ranks."""
+    """The comparisons of cases that have the same number of ranks, on one of these."""
     return {name: compare(rank, folder / name, CASES[name]) for name in names}
 
 
