@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
@@ -126,7 +127,7 @@ def record(policy: Policy, ranks: RankGroup, *, packed: bool) -> list[Any]:
     if policy.routers.shape is None:
         return []
     rows = [replace(row, number=number) for number, row in enumerate(batch())]
-    recording = RouteRecording(policy, rows)
+    recording = RouteRecording(policy)
 
     def add(scores: TokenScores, microbatch: Microbatch) -> Tensor:
         recording.add(microbatch)
@@ -136,7 +137,14 @@ def record(policy: Policy, ranks: RankGroup, *, packed: bool) -> list[Any]:
     with recording.open():
         for _ in microbatch_losses(policy, rows, add, ranks=ranks, packing=packing):
             pass
-    return [row.routes for row in recording.finish(ranks)]
+    parts = [[row.routes for row in recording.finish(rows)]] * ranks.size
+    if ranks.size > 1:
+        dist.all_gather_object(parts, parts[0])
+    # What a rank does not compute has the largest value.
+    return [
+        np.minimum.reduce([routes for routes in each if routes is not None])
+        for each in zip(*parts, strict=True)
+    ]
 
 
 def relative_difference(found: Tensor, expected: Tensor) -> float:

@@ -60,7 +60,7 @@ DEEPSEEK = DeepseekV3Config(
     qk_rope_head_dim=8,
     v_head_dim=8,
 )
-PHASE = {
+PHASE: dict[str, Any] = {
     "name": "sft",
     "type": "SupervisedFineTuning",
     "maxSteps": 9,
@@ -68,7 +68,7 @@ PHASE = {
     "optimizer": {"learningRate": "1e-2", "gradientClip": "0.05", "epsilon": "1e-3"},
     "data": [{"name": "traces", "uri": "file:///traces.jsonl"}],
 }
-REPLAYING = {
+REPLAYING: dict[str, Any] = {
     "name": "rl",
     "type": "ReinforcementLearning",
     "maxSteps": 9,
@@ -76,6 +76,10 @@ REPLAYING = {
     "tasks": [{"name": "train", "uri": "file:///tasks", "environment": "repos"}],
     "algorithm": {"name": "DrGRPO"},
     "routerReplay": {"mode": "Recorded"},
+}
+RECOMPUTING = REPLAYING | {
+    "algorithm": {"name": "DrGRPO", "parameters": {"updatesPerBatch": 2}},
+    "routerReplay": {"mode": "Recompute"},
 }
 
 
@@ -88,8 +92,7 @@ class Case(NamedTuple):
     activation_checkpointing: str = "None"
     ranks: int = 4
     lora: Lora | None = None
-    is_replayed: bool = False
-    """True for rollouts whose experts were recorded."""
+    phase: dict[str, Any] = PHASE
 
 
 CASES = {
@@ -98,7 +101,8 @@ CASES = {
     "all ranks": Case(QWEN, {"expert": 4}, "Packed", "Blocks"),
     "shared rows": Case(QWEN, {"expert": 2, "context": 2}, "Packed"),
     "shared experts": Case(DEEPSEEK, {"expert": 2}, "Packed", "Selective"),
-    "recorded experts": Case(QWEN, {"expert": 2}, "Packed", "Blocks", is_replayed=True),
+    "recorded experts": Case(QWEN, {"expert": 2}, "Packed", "Blocks", phase=REPLAYING),
+    "recomputed experts": Case(QWEN, {"expert": 2}, "Packed", phase=RECOMPUTING),
     "adapters": Case(QWEN, {"expert": 2}, lora=Lora(rank=4, target_modules=("q_proj", "v_proj"))),
     # Three ranks cut the four experts of each place in parts of 2, 2 and 0.
     "six ranks": Case(QWEN, {"expert": 2}, ranks=6),
@@ -132,23 +136,23 @@ def texts(seed: int) -> list[SupervisedSequence]:
     ]
 
 
-def rollouts(seed: int) -> PolicyBatch:
-    """Groups of two rollouts for a step, with recorded experts of all but the last token."""
+def rollouts(seed: int, *, has_routes: bool) -> PolicyBatch:
+    """Groups of two rollouts for a step; recorded experts are of all but the last token."""
     draw = np.random.default_rng(seed)
-    lengths = ((17, 9, 40, 2, 25, 31), (12, 7))[seed % 2]
+    lengths = ((17, 9, 40, 2, 25, 31), (12, 7, 3, 22))[seed % 2]
     sequences = tuple(
         PolicySequence(
             token_ids=draw.integers(0, 64, length).astype(np.int32),
             loss_mask=np.arange(length) > 0,
             sampler_logprobs=draw.uniform(-5, -4, length).astype(np.float32),
             rollout=rollout,
-            routes=recorded_experts(length),
+            routes=recorded_experts(length) if has_routes else None,
         )
         for rollout, length in enumerate(lengths)
     )
     return PolicyBatch(
         sequences=sequences,
-        rewards=np.arange(len(lengths)) % 2 * 1_000.0,  # gradients are clipped
+        rewards=np.tile([0.0, 1_000.0], len(lengths) // 2),  # gradients are clipped
         groups=np.arange(len(lengths)) // 2,
         valid=np.ones(len(lengths), dtype=np.bool_),
     )
@@ -164,9 +168,9 @@ def recorded_experts(length: int) -> ExpertIds:
 
 def make_step(learner: Learner, case: Case, seed: int) -> StepResult:
     """Make a step of the case's phase."""
-    if case.is_replayed:
-        return learner.policy_step(rollouts(seed))
-    return learner.supervised_step(texts(seed))
+    if case.phase["type"] == PHASE["type"]:
+        return learner.supervised_step(texts(seed))
+    return learner.policy_step(rollouts(seed, has_routes=case.phase is REPLAYING))
 
 
 def open_learner(case: Case, folder: Path, rank: int, size: int) -> Learner:
@@ -219,7 +223,7 @@ class Versions:
 def train(learner: Learner, versions: Versions, case: Case) -> Trained:
     """Encode a version, make steps, encode a delta, and store a checkpoint."""
     versions.encode()
-    learner.start_phase(REPLAYING if case.is_replayed else PHASE, 0)
+    learner.start_phase(case.phase, 0)
     results = [make_step(learner, case, seed) for seed in range(3)]
     versions.encode()
     learner.copy_state(f"checkpoint-{versions.size}")

@@ -75,8 +75,8 @@ def changed_choices(tmp_path: Path, replay: dict[str, Any] | None) -> int:
     [router] = [m for n, m in learner.policy.named_modules() if n.endswith("layers.1.mlp.gate")]
     router.register_forward_hook(lambda _m, _a, result: passes.append(result[2].sort(-1).values))
     learner.policy_step(batch())
-    before, _, second = passes  # all rows; of the first group; of the second
-    return int((before[-len(second) :] != second).sum())
+    *before, _, second = passes  # all rows; of the first group; of the second
+    return int((torch.cat(before)[-len(second) :] != second).sum())
 
 
 def test_the_second_update_takes_the_experts_of_the_pass_before_both(tmp_path: Path) -> None:

@@ -58,10 +58,10 @@ class RowScorer:
         """
         if not rows or not needs_proximal(self.algorithm):
             return list(rows)
-        recording = RouteRecording(self.policy, rows) if self.policy.routers.recomputes else None
-        proximal = self._record(rows, lambda scores, _: scores.logprobs, recording)
-        if recording is not None:
-            rows = recording.finish(self.ranks)
+        if self.policy.routers.recomputes:
+            rows, proximal = self._record_routes(rows)
+        else:
+            proximal = self.score_rows(rows)
         log_rho = [
             logprobs - row.sampler_logprobs for row, logprobs in zip(rows, proximal, strict=True)
         ]
@@ -98,6 +98,21 @@ class RowScorer:
         return [
             replace(row, sequence_log_ratio=mean) for row, mean in zip(rows, means, strict=True)
         ]
+
+    def _record_routes(self, rows: Sequence[TrainingRow]) -> tuple[list[TrainingRow], list[Floats]]:
+        """Record experts and log-probs, of each update's rows apart.
+
+        A pass of an update has the same rows, and so each rank the same microbatches.
+        """
+        routed, logprobs = list(rows), [np.zeros(0, dtype=np.float32)] * len(rows)
+        for update in sorted({row.update for row in rows}):
+            places = [place for place, row in enumerate(rows) if row.update == update]
+            own = [rows[place] for place in places]
+            recording = RouteRecording(self.policy)
+            values = self._record(own, lambda scores, _: scores.logprobs, recording)
+            for place, row, found in zip(places, recording.finish(own), values, strict=True):
+                routed[place], logprobs[place] = row, found
+        return routed, logprobs
 
     def score_rows(self, rows: Sequence[TrainingRow]) -> list[Floats]:
         """Log-probs of the trained tokens of each row by the present weights."""
