@@ -9,7 +9,8 @@ learner scores them by its fp32 weights; a token's mismatch is the difference of
   mismatch_p99_replay    with the engine's experts replayed
   mismatch_p99_at        by plausibility: an expert is replayed if its score is at least this part
                          of the k-th best live one
-  disagreement           share of choices of a token in a layer that the live routers make otherwise
+  disagreement           share of all pairs of a token and a layer, prompts included, in which the
+                         live routers choose another set of experts
 Then, for each seed in a process of its own, the policy learns a small task by reinforcement, on
 rollouts of the engine, which follows it; once with live and once with replayed routers. Figures
 are means over seeds and steps, rewards those of the last quarter of the steps.
@@ -207,7 +208,10 @@ def mismatches(learner: Learner, rows: list[TrainingRow]) -> NDArray[np.float32]
 
 
 def disagreement(learner: Learner, rows: list[TrainingRow]) -> float:
-    """Share of the sampled tokens' choices, by layer, that the live routers make otherwise."""
+    """Share of the pairs of a token and a layer in which live routers choose other experts.
+
+    Tokens of prompts count too; the last of each row, which has no recorded experts, does not.
+    """
     live: list[Tensor] = []
     hooks = [
         module.register_forward_hook(lambda _m, _a, result: live.append(result[2]))

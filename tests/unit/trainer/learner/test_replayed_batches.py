@@ -192,7 +192,7 @@ def test_a_model_without_routers_is_refused_by_field() -> None:
     [
         ("Recorded", {"name": "GSPO"}, "4 updates per batch move away; set Recompute"),
         ("Recorded", {"name": "DrGRPO", "parameters": {"updatesPerBatch": 2}}, "set Recompute"),
-        ("Recompute", {"name": "DrGRPO"}, "nothing is replayed; set Recorded"),
+        ("Recompute", {"name": "DrGRPO"}, "the same experts without replay; set Recorded"),
     ],
 )
 def test_a_mode_that_does_not_fit_the_updates_is_refused_by_field(

@@ -53,8 +53,8 @@ def find_replay_problem(mode: str, algorithm: str, parameters: Mapping[str, Json
         )
     if mode == "Recompute" and updates == 1:
         return (
-            "with one update per batch there is no earlier pass, so nothing is replayed;"
-            " set Recorded"
+            "with one update per batch no weight changes between the passes of a batch, which"
+            " choose the same experts without replay; set Recorded"
         )
     return ""
 
