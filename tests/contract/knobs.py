@@ -125,6 +125,7 @@ RLRUN = {
     "phases[].optimizer.onNonFinite": f"{TRAINER}.learner.optimiser settings",
     "phases[].optimizer.maxSkippedSteps": f"{TRAINER}.learner.optimiser settings",
     "phases[].optimizer.epsilon": f"{TRAINER}.learner.optimiser settings",
+    "phases[].optimizer.expertBiasRate": f"{TRAINER}.learner.routes.balance optimizer",
     "phases[].batchSize": f"{TRAINER}.learner.dataset",
     "roles.trainer.mesh.shard": "etude.common.api.run.roles self",
     "roles.trainer.mesh.replicate": f"{CONTROLLER}.lifecycle mesh",

@@ -68,6 +68,7 @@ PHASE: dict[str, Any] = {
     "optimizer": {"learningRate": "1e-2", "gradientClip": "0.05", "epsilon": "1e-3"},
     "data": [{"name": "traces", "uri": "file:///traces.jsonl"}],
 }
+BALANCING: dict[str, Any] = PHASE | {"optimizer": PHASE["optimizer"] | {"expertBiasRate": "0.01"}}
 REPLAYING: dict[str, Any] = {
     "name": "rl",
     "type": "ReinforcementLearning",
@@ -100,7 +101,7 @@ CASES = {
     "HSDP": Case(QWEN, {"expert": 2, "replicas": 2}),
     "all ranks": Case(QWEN, {"expert": 4}, "Packed", "Blocks"),
     "shared rows": Case(QWEN, {"expert": 2, "context": 2}, "Packed"),
-    "shared experts": Case(DEEPSEEK, {"expert": 2}, "Packed", "Selective"),
+    "shared experts": Case(DEEPSEEK, {"expert": 2}, "Packed", "Selective", phase=BALANCING),
     "recorded experts": Case(QWEN, {"expert": 2}, "Packed", "Blocks", phase=REPLAYING),
     "recomputed experts": Case(QWEN, {"expert": 2}, "Packed", phase=RECOMPUTING),
     "adapters": Case(QWEN, {"expert": 2}, lora=Lora(rank=4, target_modules=("q_proj", "v_proj"))),

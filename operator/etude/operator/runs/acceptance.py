@@ -11,7 +11,11 @@ from etude.common.api.lint.operator_rules import UNCOUNTED, UNCOUNTED_FIX
 from etude.common.api.run.algorithms import check_algorithm
 from etude.common.api.run.phases import Phase
 from etude.common.api.run.rewards import can_check, check_function
-from etude.common.api.run.router_replay import find_engine_problem, find_replay_problem
+from etude.common.api.run.router_replay import (
+    find_balance_problem,
+    find_engine_problem,
+    find_replay_problem,
+)
 from etude.common.api.run.status import RLRunStatus
 from etude.operator.actions import ClockReading
 from etude.operator.builders import pod_overrides, run_spec
@@ -63,7 +67,11 @@ def _name_problem(run: RLRun, observed: ObservedRun) -> ConditionFact | None:
 def _wrong_parameters(run: RLRun, platform: Platform) -> Iterator[str]:
     if run.spec.storage.uri.startswith("file://") and not platform.has_shared_files:
         yield "spec.storage.uri: pods share no folders; use s3://bucket/prefix"
+    has_lora = run.spec.roles.trainer.lora is not None
     for index, phase in enumerate(run.spec.phases):
+        problem = find_balance_problem(phase.optimizer.expert_bias_rate, has_lora=has_lora)
+        if problem:
+            yield f"spec.phases[{index}].optimizer.expertBiasRate: {problem}"
         if phase.algorithm is not None:
             at = f"spec.phases[{index}].algorithm.parameters"
             groups = None if phase.is_feedback else phase.algorithm.prompts_per_step

@@ -98,6 +98,19 @@ async def test_replay_that_does_not_fit_the_updates_of_a_batch_is_refused_with_t
     assert lab.condition("Accepted")[0] == "True"
 
 
+async def test_adapters_whose_phase_is_to_balance_experts_are_refused(
+    lab: Any, run_body: Any
+) -> None:
+    body = run_body()
+    body["spec"]["roles"]["trainer"]["lora"] = {"rank": 4, "targetModules": ["o_proj"]}
+    body["spec"]["phases"][1]["optimizer"]["expertBiasRate"] = "0.001"
+    lab.cluster.upsert(body)
+    await lab.settle()
+    assert lab.condition("Accepted") == ("False", "InvalidParameters")
+    found = next(c for c in lab.run().status.conditions if c.type == "Accepted")
+    assert "spec.phases[1].optimizer.expertBiasRate: adapters alone" in found.message
+
+
 @pytest.mark.parametrize(("gpus", "is_accepted"), [(0, "False"), (1, "True")])
 async def test_a_budget_of_gpus_that_nobody_counts_is_refused(
     lab: Any, run_body: Any, gpus: int, is_accepted: str

@@ -37,6 +37,7 @@ from etude.trainer.learner.objective import Objective, PolicyObjective, imitatio
 from etude.trainer.learner.optimiser import Update
 from etude.trainer.learner.phase import PhaseManager, PhasePosition, PhaseState
 from etude.trainer.learner.proximal import RowScorer
+from etude.trainer.learner.routes.balance import balance_update
 from etude.trainer.learner.routes.load import ExpertLoad
 from etude.trainer.learner.rows import TrainingRow
 from etude.trainer.learner.sequence_packing import build_packing
@@ -244,13 +245,9 @@ class Learner:
     def _complete(
         self, result: StepResult, update: Update, trained: Sequence[TrainingRow]
     ) -> StepResult:
+        cost, ranks = self._packing.cost, self._ranks
         return complete_result(
-            result,
-            update,
-            trained,
-            cost=self._packing.cost,
-            devices=self._ranks.size,
-            device=self._ranks.device,
+            result, update, trained, cost=cost, devices=ranks.size, device=ranks.device
         )
 
     def _update(self, trained: Sequence[TrainingRow], objective: Objective) -> tuple[float, Update]:
@@ -280,7 +277,9 @@ class Learner:
             figures |= objective.judge_update(self._ranks)
         if figures.get("limited_fraction") and math.isfinite(loss):
             return loss, Update(0.0, state.optimiser.rate_at(state.step), figures=figures)
-        return loss, state.optimiser.apply(step=state.step, loss=loss)._replace(figures=figures)
+        update = state.optimiser.apply(step=state.step, loss=loss)
+        balance_update(self.policy, state.phase, load, update, steps=self._publisher)
+        return loss, update._replace(figures=figures)
 
     def encode(self, version: VersionId, base: PublishBase | None) -> RankReceipt:
         """Encode this rank's part of the current weights for upload.

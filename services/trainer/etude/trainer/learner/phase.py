@@ -32,6 +32,7 @@ from etude.trainer.learner.checkpoint.shard_memory import ShardMemory
 from etude.trainer.learner.checkpoint.writer import StateWriter
 from etude.trainer.learner.guesses import check_head
 from etude.trainer.learner.optimiser import Optimiser
+from etude.trainer.learner.routes.balance import check_balance
 from etude.trainer.learner.routes.replay import start_replay
 from etude.trainer.model.fsdp import RankGroup, reshard_parameters
 from etude.trainer.model.parameters import StepObserver, parameters_by_name
@@ -61,6 +62,8 @@ class _SavedPhase(Model):
     """True if these weights, or earlier ones of the same run, were published as a version."""
     lora: Lora | None = None
     """Settings of the adapters that are among the tensors."""
+    has_biases: bool = False
+    """True if the biases of routers are among the tensors, as since they can change."""
 
 
 def read_lora(state: Mapping[str, JsonValue]) -> Lora | None:
@@ -139,11 +142,12 @@ class PhaseManager:
 
         Raises:
             ValueError: the phase is invalid, or the model does not allow its context extension,
-                or has no head that it trains, or no routers that replay experts.
+                or has no head that it trains, or no routers that replay or balance experts.
             WrongStateError: it needs reference weights that were not kept.
         """
         algorithm = build_phase_algorithm(parsed)
         check_head(self._policy, parsed)
+        check_balance(self._policy, parsed)
         start_replay(self._policy.routers, parsed)
         reshard_parameters(self._policy)
         self._set_positions(parsed, self._policy)
@@ -189,16 +193,25 @@ class PhaseManager:
             has_reference=state.reference is not None,
             is_published=is_published,
             lora=self._policy.lora,
+            has_biases=bool(self._policy.routers.biases),
         )
         self._writer.copy_state(prefix, self.live_tensors(state), about.model_dump(mode="json"))
 
-    def live_tensors(self, state: PhaseState) -> dict[str, Tensor]:
-        """All tensors that training changes, sharded as they are, and a copy of the generator's."""
+    def live_tensors(self, state: PhaseState, *, has_biases: bool = True) -> dict[str, Tensor]:
+        """All tensors that training changes, sharded as they are, and a copy of the generator's.
+
+        Args:
+            state: of the phase.
+            has_biases: true with the biases of routers.
+        """
         tensors: dict[str, Tensor] = {RNG: torch.get_rng_state()}
         for kind, policy in (("model", self._policy), ("reference", state.reference)):
             if policy is not None:
                 named = parameters_by_name(policy)
                 tensors |= {f"{kind}.{name}": p.detach() for name, p in named.items()}
+            if has_biases and isinstance(policy, Policy):
+                names = policy.routers.biases
+                tensors |= {f"{kind}.{name}": policy.get_buffer(name) for name in names}
         return tensors | {f"adamw.{n}": t for n, t in state.optimiser.moments().items()}
 
     def write_copy(self, store: Store, prefix: str) -> list[CheckpointObject]:
@@ -256,7 +269,7 @@ class PhaseManager:
             copy_frozen(self._policy, self._ranks) if about.has_reference else None,
         )
         state.optimiser.reset_moments(updates=about.updates)
-        tensors = self.live_tensors(state)
+        tensors = self.live_tensors(state, has_biases=about.has_biases)
         index.check_fit(saved, tensors, where=where)
         memory = ShardMemory.allocate(tensors)
         reader.read_shards(store, saved, memory, where=where)

@@ -178,6 +178,9 @@ class Optimizer(Model):
     epsilon: Fraction = "1e-8"
     """Added to the square root of the second moment. Gradients much smaller than it are damped:
     with billions of parameters and a gradient norm below 1e-3, "1e-12" or less is right."""
+    expert_bias_rate: Fraction = "0"
+    """Rate by which each update moves the biases of routers (DeepSeek-V3's form) towards equal
+    loads of the experts; 0 leaves them as they are."""
 
 
 class MtpTraining(Model):

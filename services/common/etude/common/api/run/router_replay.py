@@ -1,4 +1,4 @@
-"""Replay of routers: the experts that tokens of a mixture of experts take in the learner."""
+"""Routers of mixtures of experts in the learner: replay of experts, and their balance."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -56,6 +56,18 @@ def find_replay_problem(mode: str, algorithm: str, parameters: Mapping[str, Json
             "with one update per batch no weight changes between the passes of a batch, which"
             " choose the same experts without replay; set Recorded"
         )
+    return ""
+
+
+def find_balance_problem(rate: str, *, has_lora: bool) -> str:
+    """Problem of a phase whose updates move the biases of routers; empty if there is none.
+
+    Args:
+        rate: by which they move.
+        has_lora: true if adapters alone are trained.
+    """
+    if has_lora and number(rate):
+        return "adapters alone are trained, and have no biases; set 0, or remove roles.trainer.lora"
     return ""
 
 

@@ -43,6 +43,8 @@ _RULES: dict[str, Callable[[PretrainedConfig], Router]] = {
     "DeepseekV3TopkRouter": _deepseek,
 }
 """By the class of the module, whose result is logits, weights and ids."""
+_BIAS = "e_score_correction_bias"
+"""Buffer of a router that is added to scores for the choice."""
 
 
 class RouterReplay:
@@ -61,6 +63,12 @@ class RouterReplay:
         self.shape: RouteShape | None = None
         """None if routes of this model cannot be replayed."""
         found = list(_routers(model))
+        self.biases = tuple(
+            f"model.{name}.{_BIAS}"
+            for name, module in model.named_modules()
+            if type(module).__name__ in _RULES and _BIAS in module._buffers
+        )
+        """Names in the policy of the buffers by which routers choose, by layer; none without."""
         for index, (module, rule) in enumerate(found):
             module.register_forward_hook(self._hook(index, rule(config), config))
         if found:
@@ -100,7 +108,7 @@ class RouterReplay:
                     logits,
                     k=config.num_experts_per_tok,
                     router=router,
-                    bias=getattr(module, "e_score_correction_bias", None),
+                    bias=getattr(module, _BIAS, None),
                     replay=self._routes[:, index],
                     plausibility=self.plausibility,
                 )
