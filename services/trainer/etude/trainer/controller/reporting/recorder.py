@@ -83,7 +83,7 @@ class RunRecorder:
         task.add_done_callback(self._writes.discard)
 
     async def wait_rollouts(self, limit_s: float) -> None:
-        """Wait for rollouts whose writing has begun, up to a limit."""
+        """Wait for the rollouts that are being written, up to a limit."""
         if self._writes:
             await asyncio.wait(tuple(self._writes), timeout=limit_s)
 
