@@ -1,8 +1,10 @@
 """Learner ranks read the rollouts of their batch, and train what was accepted or nothing."""
 
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Self, TypeVar
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from etude.common.errors import StoreError, WrongStateError
 from etude.common.weights import VersionId
 from etude.trainer.contents.objects import write_links
 from etude.trainer.controller.admission.groups import RolloutGroup, build_policy_batch
+from etude.trainer.learner import batch_reader
 from etude.trainer.learner.batch_reader import BatchReader, TokenLimits
 from etude.trainer.learner.batches import DamagedRolloutsError, PolicyBatch
 from etude.trainer.learner.data.rank_exchange import ProcessGroupExchange
@@ -25,8 +28,26 @@ from etude.trainer.rollouts.protocol import GroupRequest
 from etude.v1 import journal_pb2, rollout_pb2
 from etude.v1.rollout_content_pb2 import RolloutContent
 
+T = TypeVar("T")
+S = TypeVar("S")
 V1 = VersionId(1, 1)
 ALONE = ProcessGroupExchange(0, 1)
+
+
+class OneThread:
+    """A pool that works in the thread of its caller."""
+
+    def __init__(self, _workers: int, thread_name_prefix: str) -> None:
+        self.name = thread_name_prefix
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def map(self, work: Callable[[T], S], items: Iterable[T]) -> Iterator[S]:
+        return map(work, items)
 
 
 def read_batch(store: MemoryStore, batch: PolicyBatch, ranks: RankExchange = ALONE) -> PolicyBatch:
@@ -215,6 +236,73 @@ async def test_a_rank_waits_for_a_store_that_is_away_however_long_and_not_for_on
     monkeypatch.setattr(MemoryStore, "get_range", deny)
     with pytest.raises(DeniedError, match="no right"):
         read_batch(store, batch)
+
+
+@dataclass(slots=True)
+class TimedRank:
+    """A rank whose clock runs while it pauses; it notes how long peers wait for it."""
+
+    ranks: RankExchange
+    clock: Callable[[], float]
+    answered_s: float = 0.0
+    silences: list[float] = field(default_factory=list)
+
+    @property
+    def rank(self) -> int:
+        return self.ranks.rank
+
+    @property
+    def size(self) -> int:
+        return self.ranks.size
+
+    def gather_objects(self, value: T) -> list[T]:
+        self.silences.append(self.clock() - self.answered_s)
+        self.answered_s = self.clock()
+        return self.ranks.gather_objects(value)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+async def test_a_rank_whose_store_is_away_alone_is_never_silent_for_as_long_as_peers_wait(
+    monkeypatch: pytest.MonkeyPatch, *, is_damaged: bool
+) -> None:
+    clocks = threading.local()
+
+    class Away(MemoryStore):
+        """Back after an hour of its reader."""
+
+        @override
+        def get_range(self, key: str, start: int, length: int) -> bytes:
+            if now() < 3_600:
+                raise StoreError("away")
+            return MemoryStore.get_range(self, key, start, length)
+
+    def now() -> float:
+        return float(getattr(clocks, "now", 0.0))
+
+    def pause(seconds: float) -> None:
+        clocks.now = now() + seconds
+
+    stores = [MemoryStore(), Away()]
+    batches = [await make_batch(store) for store in stores]
+    if is_damaged:
+        del stores[0].objects[min(stores[0].objects)]
+    monkeypatch.setattr(time, "sleep", pause)
+    monkeypatch.setattr(time, "monotonic", now)
+    monkeypatch.setattr(batch_reader, "ThreadPoolExecutor", OneThread)
+
+    def read(ranks: RankExchange) -> tuple[list[float], int]:
+        clocks.now = 0.0
+        timed = TimedRank(ranks, now)
+        try:
+            num_read = len(read_batch(stores[ranks.rank], batches[ranks.rank], timed).sequences)
+        except DamagedRolloutsError as error:
+            num_read = -len(error.rollouts)
+        return timed.silences, num_read
+
+    found = run_thread_ranks(2, read)
+    assert [num_read for _, num_read in found] == ([-1, -1] if is_damaged else [3, 3])
+    assert sum(found[1][0]) >= 3_600
+    assert max(found[1][0]) < 120
 
 
 async def test_rows_are_never_built_from_a_batch_that_was_not_read() -> None:

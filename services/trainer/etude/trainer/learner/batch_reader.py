@@ -29,6 +29,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 READS_AT_ONCE = 16
 READS = 2
 """Reads of a rollout that is damaged each time: the first one may be damaged on its way."""
+ROUND_S = 60.0
+"""Longest time that a rank reads before it answers the others: each of them may have fetched all
+that another still waits for, and takes one that is silent for minutes for dead."""
 
 
 class TokenLimits(NamedTuple):
@@ -51,6 +54,8 @@ class _ReadAnswer(NamedTuple):
 
     damaged: Mapping[str, str]
     error: StoreError | None = None
+    num_left: int = 0
+    """Rollouts that it has not read yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,38 +76,70 @@ class BatchReader:
         """
         if not batch.stored:
             return batch
-        found, own = self._read_all(batch)
-        answers = self.ranks.gather_objects(own)
-        for answer in answers:
-            if answer.error is not None:
-                raise answer.error
-        if damaged := {name: what for each in answers for name, what in each.damaged.items()}:
-            raise DamagedRolloutsError(damaged)
         sequences = list(batch.sequences)
-        for each, rollout in zip(batch.stored, found, strict=True):
-            sequences += links_of(rollout, index=each.rollout, current=batch.current)
+        for place, rollout in self._read_all(batch).items():
+            sequences += links_of(rollout, index=place, current=batch.current)
         ordered = sorted(sequences, key=lambda sequence: sequence.rollout)
         return replace(batch, sequences=tuple(ordered), stored=())
 
-    def _read_all(self, batch: PolicyBatch) -> tuple[list[rollout_pb2.Rollout], _ReadAnswer]:
-        """Read several rollouts at the same time; those that are damaged are left out."""
+    def _read_all(self, batch: PolicyBatch) -> dict[int, rollout_pb2.Rollout]:
+        """Read rounds until no rank has a rollout left; rollouts by their places.
+
+        Raises:
+            DamagedRolloutsError: some cannot be read by at least one rank.
+            StoreError: the store refuses, to at least one rank.
+        """
+        found: dict[int, rollout_pb2.Rollout | RolloutDamage] = {}
+        while True:
+            answers = self.ranks.gather_objects(self._read_round(batch, found))
+            for answer in answers:
+                if answer.error is not None:
+                    raise answer.error
+            if not any(answer.num_left for answer in answers):
+                break
+        if damaged := {name: what for each in answers for name, what in each.damaged.items()}:
+            raise DamagedRolloutsError(damaged)
+        return {p: each for p, each in found.items() if isinstance(each, rollout_pb2.Rollout)}
+
+    def _read_round(
+        self, batch: PolicyBatch, found: dict[int, rollout_pb2.Rollout | RolloutDamage]
+    ) -> _ReadAnswer:
+        """Read several rollouts at the same time, for one round; what was found before stays.
+
+        Args:
+            batch: to read.
+            found: gets each rollout, or its damage, by its place.
+        """
+        until_s = time.monotonic() + ROUND_S
+        left = [each for each in batch.stored if each.rollout not in found]
         with ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="contents") as pool:
             try:
-                answers = list(pool.map(self._read_patiently, batch.stored))
+                answers = list(pool.map(lambda each: self._read_patiently(each, until_s), left))
             except StoreError as error:
-                return [], _ReadAnswer({}, error)
-        found = [each for each in answers if isinstance(each, rollout_pb2.Rollout)]
-        damaged = [each for each in answers if isinstance(each, RolloutDamage)]
-        return found, _ReadAnswer({each.rollout_id: each.what for each in damaged})
+                return _ReadAnswer({}, error)
+        for stored, answer in zip(left, answers, strict=True):
+            if answer is not None:
+                found[stored.rollout] = answer
+        damaged = [each for each in found.values() if isinstance(each, RolloutDamage)]
+        return _ReadAnswer(
+            {each.rollout_id: each.what for each in damaged},
+            num_left=len(batch.stored) - len(found),
+        )
 
-    def _read_patiently(self, stored: StoredRollout) -> rollout_pb2.Rollout | RolloutDamage:
+    def _read_patiently(
+        self, stored: StoredRollout, until_s: float
+    ) -> rollout_pb2.Rollout | RolloutDamage | None:
         """Read a rollout, again for as long as the store is away, as writers of the journal do.
+
+        Args:
+            stored: to read.
+            until_s: end of the round by the monotonic clock; None is the answer then.
 
         Raises:
             StoreError: the store refuses.
         """
         backoff, failures = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0
-        while True:
+        while time.monotonic() < until_s:
             try:
                 return self._read_checked(stored)
             except (MissingError, CorruptError, ShortReadError, InvalidFieldError) as error:
@@ -114,6 +151,7 @@ class BatchReader:
                     raise
                 log.warning("rollout %s is read again: %s", stored.rollout_id, error)
                 time.sleep(backoff.next_s())
+        return None
 
     def _read_checked(self, stored: StoredRollout) -> rollout_pb2.Rollout:
         """Read a rollout, and check its tokens as those of a record are checked.
