@@ -132,6 +132,29 @@ async def test_more_than_the_run_allows_end_it_with_the_reason(make_world: MakeW
     assert isinstance(failure, InfraFailuresError)
     assert "3 of 6 rollouts were lost" in str(failure)
     assert "gone from the store" in str(failure)
+    assert "contents/rl-" in str(failure)
+
+
+async def test_a_batch_that_ended_the_run_is_trained_whole_once_its_objects_are_restored(
+    make_world: MakeWorld,
+) -> None:
+    undisturbed = make_world(every_steps=100)
+    assert await undisturbed.train()
+    world = make_world(every_steps=100)
+    learners: list[SpoiltLearners] = []
+
+    def prepare(run: Run) -> None:
+        learners.append(SpoiltLearners(run.store, count=3))
+        replace_learners(run, learners[0])
+
+    with pytest.raises(ExceptionGroup):
+        await world.train(prepare)
+    world.store.objects.update(learners[0].spoilt)
+    assert await world.train()
+    account = world.audit(max_staleness=0)
+    assert account.findings == []
+    assert account.dropped["damaged"] == 0
+    assert world.digest == undisturbed.digest
 
 
 async def test_it_is_not_scored_again_either(make_world: MakeWorld) -> None:

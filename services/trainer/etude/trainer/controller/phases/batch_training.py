@@ -1,6 +1,7 @@
 """Training of journaled batches, without rollouts whose tokens cannot be read any more."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.trainer import metrics
@@ -51,28 +52,41 @@ async def train_batch(
         try:
             return await run.learners.policy_step(build_batch(run, groups))
         except DamagedRolloutsError as error:
-            if not await _drop_damaged(run, groups, error.rollouts):
+            lost = _find_rollouts(groups, error.rollouts)
+            if not lost:
                 raise  # of no rollout of the batch: another attempt would be the same
-            check_faults(run.progress, groups, limits)
+            # Before they are dropped: a batch that ends the run is whole if they are restored.
+            check_faults(run.progress, groups, limits, damaged=[each.what for each in lost])
+            await _drop_damaged(run, lost)
 
 
-async def _drop_damaged(
-    run: Run, groups: Sequence[RolloutGroup], damaged: Mapping[str, str]
-) -> int:
-    """Drop rollouts of a batch durably; return their number."""
-    found = [
+class _LostRollout(NamedTuple):
+    """A rollout of a batch that cannot be read."""
+
+    group: RolloutGroup
+    rollout_id: str
+    what: str
+
+
+def _find_rollouts(
+    groups: Sequence[RolloutGroup], damaged: Mapping[str, str]
+) -> list[_LostRollout]:
+    """Find the valid rollouts of a batch that are damaged."""
+    names = [
         (group, group.finished[index].rollout.rollout_id)
         for group in groups
         for index in group.valid_indices()
     ]
-    lost = [(group, name) for group, name in found if name in damaged]
-    for group, name in lost:
-        run.publishing.batch_sequence = drop_rollout(run.book, group, name, DAMAGED)
+    return [_LostRollout(group, name, damaged[name]) for group, name in names if name in damaged]
+
+
+async def _drop_damaged(run: Run, lost: Sequence[_LostRollout]) -> None:
+    """Drop rollouts of a batch durably."""
+    for each in lost:
+        run.publishing.batch_sequence = drop_rollout(run.book, each.group, each.rollout_id, DAMAGED)
         metrics.DAMAGED_ROLLOUTS.inc()
-    if lost:
-        why = "; ".join(f"{name}: {damaged[name]}" for _, name in lost)
-        message = f"{len(lost)} left out of step {run.progress.cursor.step + 1}: {why}"
-        run.reporter.record_event("RolloutsDamaged", message[:MAX_MESSAGE], warning=True)
-        # A damage may pass: what is trained now must be what a successor trains.
-        await run.book.journal.wait_durable(run.publishing.batch_sequence)
-    return len(lost)
+    why = "; ".join(f"{each.rollout_id}: {each.what}" for each in lost)
+    message = f"{len(lost)} left out of step {run.progress.cursor.step + 1}: {why}"
+    run.reporter.record_event("RolloutsDamaged", message[:MAX_MESSAGE], warning=True)
+    # A damage may pass: what is trained now must be what a successor trains.
+    await run.book.journal.wait_durable(run.publishing.batch_sequence)

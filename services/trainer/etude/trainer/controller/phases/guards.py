@@ -1,6 +1,6 @@
 """Guards of a step: too many lost rollouts, or a mismatch between engine and learner."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from etude.common.api.run.async_limits import AsyncLimits, AsyncMode
@@ -43,18 +43,29 @@ class InfraFailuresError(RunFailedError):
 
 
 def check_faults(
-    progress: RunProgress, groups: Sequence[RolloutGroup], limits: RolloutPolicy
+    progress: RunProgress,
+    groups: Sequence[RolloutGroup],
+    limits: RolloutPolicy,
+    *,
+    damaged: Collection[str] = (),
 ) -> None:
     """Refuse a batch with too many lost rollouts.
+
+    Args:
+        progress: of the run.
+        groups: of the batch.
+        limits: of the phase.
+        damaged: for each rollout that is to be masked because it cannot be read, the reason.
 
     Raises:
         InfraFailuresError: more were lost than the run allows.
     """
-    masked = sum(len(group.masked) for group in groups)
+    masked = sum(len(group.masked) for group in groups) + len(damaged)
     total = sum(len(group.finished) for group in groups)
     if 100 * masked > limits.max_infra_failure_percent * total:
         faults = {g.finished[i].reward.fault.message for g in groups for i in g.masked}
-        reasons = sorted(each or LOST_TOKENS for each in faults)
+        reasons = [f"{LOST_TOKENS}: {each}" for each in damaged]
+        reasons += sorted(each or LOST_TOKENS for each in faults)
         raise InfraFailuresError(
             f"step {progress.cursor.step + 1}: {masked} of {total} rollouts were lost,"
             f" more than maxInfraFailurePercent {limits.max_infra_failure_percent}."
