@@ -15,10 +15,11 @@ import pytest
 
 from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.api.storage import Storage
+from etude.common.errors import FullError
 from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, WorkerConfig
 from etude.trainer.rollouts.trajectories.resume_counts import Resume, ResumeCause, ResumeKind
 from etude.trainer.rollouts.worker import RolloutWorker
-from etude.trainer.routing.table import EngineState, RoutingTable
+from etude.trainer.routing.table import EngineState, Purpose, RoutingTable
 from etude.v1 import environments_pb2
 from etude.v1.journal_pb2 import JournalRollout
 
@@ -107,7 +108,7 @@ async def run_until_killed(
 @contextlib.asynccontextmanager
 async def silent_worker(
     partners: Any, config: WorkerConfig, order: GroupRequest, *, answers: int
-) -> AsyncIterator[None]:
+) -> AsyncIterator[tuple[RolloutWorker, "asyncio.Task[GroupResult]"]]:
     """A worker that counts as lost, as by a cut network, and is still there."""
     partners.engine.holds_after = answers
     worker = RolloutWorker(config)
@@ -117,7 +118,7 @@ async def silent_worker(
             await asyncio.sleep(0.05)
     await asyncio.sleep(0.6)
     partners.engine.holds_after = None
-    yield
+    yield worker, running
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await worker.close()
@@ -223,6 +224,111 @@ async def test_an_environment_whose_lease_expired_is_resumed(
     assert partners.broker.launches[0].on_expiry == environments_pb2.ON_EXPIRY_PAUSE
     assert [call_id for _, call_id in partners.node.ran] == ["0.0"]
     kind = ResumeKind(Resume.CONTINUED, ResumeCause.WORKER)
+    assert dict(result.resumes.counts) == {kind: 1}
+
+
+async def test_a_full_host_is_waited_for_as_a_new_environment_would_be(
+    partners: Any, config: WorkerConfig, successor: RolloutWorker, task_uri: str
+) -> None:
+    partners.engine.turns = (EDIT, "Done.")
+    order = make_order(partners, task_uri, count=1)
+    full = [FullError("all 2 slots are taken", retry_after_s=0.05)] * 3
+    async with silent_worker(partners, config, order, answers=1):
+        [[lost]] = partners.broker.granted.values()
+        partners.broker.missing = {lost.lease_id}
+
+        def resume(lease_id: str) -> None:
+            if full:
+                raise full.pop()
+            partners.broker.missing.discard(lease_id)
+
+        partners.states.on_resume = resume
+        result = await successor.run_group(replace(order, dispatch=1, is_continued=True))
+
+    assert not full
+    assert [call_id for _, call_id in partners.node.ran] == ["0.0"]
+    kind = ResumeKind(Resume.CONTINUED, ResumeCause.WORKER)
+    assert dict(result.resumes.counts) == {kind: 1}
+
+
+@pytest.mark.parametrize("ending", ["cancel", "close"])
+async def test_a_worker_that_ends_before_its_rollouts_leaves_their_environments(
+    partners: Any, config: WorkerConfig, successor: RolloutWorker, task_uri: str, ending: str
+) -> None:
+    partners.engine.turns = (CALL, EDIT, "Done.")
+    order = make_order(partners, task_uri)
+    async with silent_worker(partners, config, order, answers=4) as (worker, running):
+        if ending == "cancel":
+            await worker.cancel_group(order.group_id, is_dropped=False)
+            assert not (await running).records
+        await worker.close()
+    assert not partners.broker.released
+    ran = list(partners.node.ran)
+
+    result = await successor.run_group(replace(order, epoch=2, is_continued=True))
+
+    assert partners.node.ran == ran
+    kind = ResumeKind(Resume.CONTINUED, ResumeCause.CONTROLLER)
+    assert dict(result.resumes.counts) == {kind: 2}
+    await successor.close()
+    assert len(set(partners.broker.released)) == 2
+
+
+@pytest.mark.parametrize("purpose", [Purpose.TRAINING, Purpose.EVALUATION])
+async def test_environments_without_a_successor_are_released_at_once(
+    partners: Any, config: WorkerConfig, task_uri: str, purpose: Purpose
+) -> None:
+    partners.engine.turns = (EDIT, "Done.")
+    order = replace(make_order(partners, task_uri), purpose=purpose)
+    async with silent_worker(partners, config, order, answers=2) as (worker, running):
+        is_dropped = purpose is Purpose.TRAINING
+        await worker.cancel_group(order.group_id, is_dropped=is_dropped)
+        await running
+        async with asyncio.timeout(10):
+            while len(partners.broker.released) < 2:  # noqa: ASYNC110 - another process's state
+                await asyncio.sleep(0.01)
+
+
+async def test_a_rollout_whose_engines_were_away_goes_on_in_its_environment(
+    partners: Any, config: WorkerConfig, task_uri: str
+) -> None:
+    partners.engine.turns, partners.engine.delay_s = (EDIT, "Done."), 0.3
+    worker = RolloutWorker(replace(config, outage_s=0.1))
+    order = make_order(partners, task_uri, count=1)
+    running = asyncio.create_task(worker.run_group(order))
+    async with asyncio.timeout(30):
+        while not partners.node.ran:  # noqa: ASYNC110 - no event says it
+            await asyncio.sleep(0.01)
+    partners.engine.aborts = 2  # the first may have a substitute
+
+    result = await running
+
+    await worker.close()
+    [found] = rollouts(result)
+    assert (result.retried, found.reward.reward) == (1, 1.0)
+    assert [call_id for _, call_id in partners.node.ran] == ["0.0"]
+    assert len(partners.broker.launches) == len(set(partners.broker.released)) == 1
+    kind = ResumeKind(Resume.CONTINUED, ResumeCause.FAULT)
+    assert dict(result.resumes.counts) == {kind: 1}
+
+
+async def test_a_rollout_whose_host_refused_a_call_goes_on_in_another_environment(
+    partners: Any, config: WorkerConfig, task_uri: str
+) -> None:
+    partners.engine.turns, partners.engine.delay_s = (EDIT, CALL, "Done."), 0.3
+    worker = RolloutWorker(replace(config, outage_s=0.1))
+    order = make_order(partners, task_uri, count=1)
+    running = asyncio.create_task(worker.run_group(order))
+    async with asyncio.timeout(30):
+        while not partners.node.ran:  # noqa: ASYNC110 - no event says it
+            await asyncio.sleep(0.01)
+    partners.node.refusals = 1
+
+    result = await running
+
+    await worker.close()
+    assert len(partners.broker.launches) == len(set(partners.broker.released)) == 2
+    kind = ResumeKind(Resume.REPLAYED, ResumeCause.FAULT)
     assert dict(result.resumes.counts) == {kind: 1}
 
 

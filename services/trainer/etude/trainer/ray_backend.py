@@ -282,7 +282,7 @@ ROUTING_S = 5.0
 """Longest wait for workers that take a routing table; a late one gets the next."""
 
 CLOSE_S = 10.0
-"""Longest wait for workers that close; leases that are not released expire."""
+"""Longest wait for workers that close."""
 
 
 @dataclass(slots=True)
@@ -291,11 +291,10 @@ class RayRollouts(RolloutWorkers):
 
     workers: list[_Worker]
     _choice: WorkerChoice = field(default_factory=WorkerChoice)
-    _is_abandoned: bool = False
+    _dropped: set[str] = field(default_factory=set)
+    """Rollouts that were cancelled for good, until their requests have ended."""
 
     async def close(self) -> None:
-        if self._is_abandoned:
-            return  # a worker that closes gives its leases back
         goodbyes = [asyncio.ensure_future(w.actor.close.remote()) for w in self.workers]
         if goodbyes:
             await asyncio.wait(goodbyes, timeout=CLOSE_S)
@@ -318,11 +317,12 @@ class RayRollouts(RolloutWorkers):
             await self._await_restart(worker)
             raise WorkerLostError("its rollout worker died and was restarted") from error
         except asyncio.CancelledError:
-            if not self._is_abandoned:
-                ray.cancel(reference)
+            is_dropped = not self._dropped.isdisjoint(map(order.rollout_id, order.indices))
+            worker.actor.cancel_group.remote(order.group_id, is_dropped=is_dropped)
             raise
         finally:
             worker.load -= len(order.indices)
+            self._dropped.difference_update(map(order.rollout_id, order.indices))
         return result
 
     @override
@@ -337,11 +337,8 @@ class RayRollouts(RolloutWorkers):
             raise unwrap_ray_error(error) from error
 
     @override
-    def abandon(self) -> None:
-        self._is_abandoned = True
-
-    @override
     def drop_rollouts(self, rollout_ids: Sequence[str]) -> None:
+        self._dropped.update(rollout_ids)
         for worker in self.workers:  # one that died has left its records to a successor
             worker.actor.drop_rollouts.remote(list(rollout_ids))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import grpc
 from typing_extensions import override
 
-from etude.common.errors import EtudeError
+from etude.common.rpc.retry_after import retry_after_s
 from etude.trainer.rollouts.client_pool import ClientPool
 from etude.trainer.rollouts.failover import ReplacementSource
 from etude.trainer.rollouts.leases import Leases
@@ -18,7 +18,7 @@ from etude.trainer.rollouts.sandbox_client import SandboxClient
 from etude.trainer.rollouts.snapshot_client import SnapshotClient
 from etude.trainer.rollouts.task_setup import TaskSetup
 from etude.trainer.routing.table import Purpose
-from etude.v1 import environments_pb2
+from etude.v1 import environment_state_pb2, environments_pb2
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +47,18 @@ class GroupEnvironments:
     earlier worker, has used."""
     image: str = ""
     """Image that environments must boot; empty for any."""
+    is_dropped: bool = False
+    """True once the group was cancelled for good: its rollouts have no successor."""
 
     @property
     def call_s(self) -> float:
         """Timeout of one call to an engine or a sandbox host."""
         return self.order.limits.timeout_seconds + CALL_MARGIN_S
+
+    @property
+    def _queue_s(self) -> int:
+        """Longest wait for an environment."""
+        return max(MIN_QUEUE_S, 4 * self.order.limits.timeout_seconds)
 
     @property
     def leases(self) -> Leases:
@@ -64,18 +71,29 @@ class GroupEnvironments:
             self.clients.snapshot_stub(lease.endpoint), lease, outage, self.call_s
         )
 
-    async def take_over(self, lease: environments_pb2.Lease) -> bool:
-        """Hold the lease of a worker that died; False if it is gone.
+    def leave(self, lease_id: str) -> None:
+        """End the use of a lease by a rollout that was cancelled before its end.
 
-        Hosts keep the environment of an expired lease for a while, until it is resumed.
+        A successor goes on in the environment of a training rollout, unless the group was dropped:
+        the lease expires at its time, and is resumed then. Other leases are released.
+        """
+        if self.is_dropped or self.order.purpose is not Purpose.TRAINING:
+            self.leases.release([lease_id])
+        else:
+            self.leases.leave([lease_id])
+
+    async def take_over(self, lease: environments_pb2.Lease) -> bool:
+        """Hold the lease of an earlier attempt, or of a worker that died; False if it is gone.
+
+        Hosts keep the environment of an expired lease for a while, until it is resumed. A host
+        without a free slot is waited for as long as a new environment would be.
         """
         if await self.leases.take_over(lease.lease_id):
             return True
         try:
-            stub, outage = self.clients.snapshot_stub(lease.endpoint), OutageBudget(0)
-            await SnapshotClient(stub, lease, outage, RESUME_LIMIT_S).resume(ttl_s=RESUMED_S)
-        except (grpc.aio.AioRpcError, EtudeError) as error:
-            log.info("lease %s is gone: %s", lease.lease_id, error)
+            await self._resume(lease)
+        except grpc.aio.AioRpcError as error:
+            log.info("lease %s is gone: %s", lease.lease_id, error.details())
             return False
         for _ in range(ADOPTION_TRIES):
             # Its host's next heartbeat makes it known to the broker again.
@@ -83,6 +101,30 @@ class GroupEnvironments:
                 return True
             await asyncio.sleep(ADOPTION_PAUSE_S)
         return False
+
+    async def _resume(self, lease: environments_pb2.Lease) -> None:
+        """Resume the environment of an expired lease at its host.
+
+        Raises:
+            AioRpcError: the host does not have it, stayed full, or does not answer.
+        """
+        stub = self.clients.snapshot_stub(lease.endpoint)
+        request = environment_state_pb2.ResumeRequest(
+            lease_id=lease.lease_id, control_token=lease.control_token, ttl_seconds=RESUMED_S
+        )
+        waited_s = 0.0
+        while True:
+            try:
+                await stub.Resume(request, timeout=RESUME_LIMIT_S)
+            except grpc.aio.AioRpcError as error:
+                later_s = retry_after_s(error)
+                if later_s is None or waited_s >= self._queue_s:
+                    raise
+                log.info("%s: retrying in %.1f s", error.details(), later_s)
+                await asyncio.sleep(later_s)
+                waited_s += later_s
+            else:
+                return
 
     async def announce(self) -> None:
         """Tell the broker that the group starts soon, if it has siblings."""
@@ -114,7 +156,7 @@ class GroupEnvironments:
             on_expiry=environments_pb2.ON_EXPIRY_PAUSE,
             # A single rollout has no siblings to share a host with.
             group_id=order.group_id if len(order.indices) > 1 else "",
-            queue_timeout_seconds=max(MIN_QUEUE_S, 4 * order.limits.timeout_seconds),
+            queue_timeout_seconds=self._queue_s,
             lease_class=(
                 environments_pb2.LEASE_CLASS_TRAINING
                 if order.purpose is Purpose.TRAINING

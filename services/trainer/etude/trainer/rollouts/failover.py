@@ -94,6 +94,8 @@ class FailoverEnvironment(RolloutEnvironment):
     recorder: RolloutRecorder | None = None
     """Of the rollout; None if it is not recorded."""
     tally: FailoverCounts = field(default_factory=FailoverCounts)
+    is_sound: bool = True
+    """True if the lease did all that it was asked to: another attempt may go on in it."""
     _number: int = 0
     _lost: EnvironmentLostError | None = None
     """The loss that must be recovered from before the next call."""
@@ -173,6 +175,7 @@ class FailoverEnvironment(RolloutEnvironment):
         Raises:
             EnvironmentLostError: it was lost too often.
         """
+        self.is_sound = False
         for _ in range(1 + MAX_TRIES):
             began_s, lost_s = time.monotonic(), self.outage.lost_s
             try:
@@ -180,11 +183,14 @@ class FailoverEnvironment(RolloutEnvironment):
                     await self._fail_over(self._lost)
                     self._lost = None
                     self.outage.lost_s = lost_s + time.monotonic() - began_s
-                return await work()
+                answer = await work()
             except EnvironmentLostError as error:
                 self._lost = error
                 self.tally.lost += 1
                 log.warning("%s", error)
+            else:
+                self.is_sound = True
+                return answer
             finally:
                 if self._lost is not None:
                     # Replayed work does not count as the policy's time, even if the replay fails.

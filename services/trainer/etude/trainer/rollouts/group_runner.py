@@ -6,18 +6,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import grpc
 from opentelemetry import trace
 
 from etude.agent.chat import ChatFormat
-from etude.agent.replay import CallLog, DivergedError
+from etude.agent.replay import CallLog
 from etude.agent.rollout import run_rollout
 from etude.agent.rollout_message import to_rollout_message
 from etude.agent.token_policy import RolloutTask
 from etude.agent.toolsets import Toolset
 from etude.agent.trajectory import Trajectory
-from etude.agent.turns import PlatformFaultError
-from etude.common.errors import EtudeError, UnavailableError
+from etude.common.errors import EtudeError
 from etude.trainer.rollouts.client_pool import ClientPool
 from etude.trainer.rollouts.completion_counts import CompletionCounts
 from etude.trainer.rollouts.endpoint_policy import (
@@ -32,10 +30,11 @@ from etude.trainer.rollouts.group_start import GroupSnapshot, GroupStart
 from etude.trainer.rollouts.leases import LaunchResult, RolloutSlots
 from etude.trainer.rollouts.outage import OutageBudget, was_cut_off
 from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
-from etude.trainer.rollouts.sandbox_client import ChangeTooLargeError, EnvironmentLostError
+from etude.trainer.rollouts.sandbox_client import ChangeTooLargeError
 from etude.trainer.rollouts.snapshot_client import fork_request
 from etude.trainer.rollouts.task_setup import SetupFailedError
 from etude.trainer.rollouts.task_steps import StepContent, StepProgress, check_changes
+from etude.trainer.rollouts.trajectories.faults import FAULTS, lost_rollout
 from etude.trainer.rollouts.trajectories.history import GroupHistory
 from etude.trainer.rollouts.trajectories.recorder import RecordedSampler
 from etude.trainer.rollouts.trajectories.resume_counts import Resume
@@ -48,15 +47,6 @@ _TRACER = trace.get_tracer("etude.trainer")
 
 FORK_WAIT_S = 60
 """Longest wait of forks for slots of the host that has their snapshot; then others are set up."""
-
-_FAULTS = (
-    PlatformFaultError,
-    UnavailableError,
-    EnvironmentLostError,
-    DivergedError,
-    SetupFailedError,
-    grpc.aio.AioRpcError,
-)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -199,26 +189,37 @@ class GroupRunner:
     async def _attempt(
         self, index: int, launch: LaunchResult, snapshot: GroupSnapshot | None, *, attempt: int
     ) -> None:
-        """Run one attempt at one rollout, and release its slot and lease in any case."""
+        """Run one attempt at one rollout, and another after a fault.
+
+        The lease is kept for an attempt that goes on in it. One that is cut off, as by the end of
+        this process, leaves it to a successor.
+        """
         environment: FailoverEnvironment | None = None
         try:
-            if launch.lease is None:
-                rollout = lost_rollout(f"no environment: {launch.failure}")
-            else:
-                self.driver, self.isolation = launch.lease.driver, launch.lease.isolation
-                environment = self._open_environment(index, launch.lease, attempt)
-                rollout = await self._roll_out(index, environment, snapshot)
-        finally:
-            self.slots.release()
-            if environment is not None:
+            try:
+                if launch.lease is None:
+                    rollout = lost_rollout(f"no environment: {launch.failure}")
+                else:
+                    self.driver, self.isolation = launch.lease.driver, launch.lease.isolation
+                    environment = self._open_environment(index, launch.lease, attempt)
+                    rollout = await self._roll_out(index, environment, snapshot)
+            finally:
+                self.slots.release()
+            is_fault = rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT
+            is_retried = is_fault and attempt < self.order.limits.retries
+            is_kept = is_retried and self.history.has_lease(self._rollout_id(index))
+            if environment is not None and not is_kept:
                 self.environments.leases.release([environment.lease.lease_id])
-        is_fault = rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT
-        if is_fault and attempt < self.order.limits.retries:
-            log.warning("rollout %s is retried: %s", self._rollout_id(index), rollout.fault)
-            self.retried += 1
-            await self.slots.acquire(1)
-            await self._launch([index], attempt=attempt + 1)
-            return
+            if is_retried:
+                log.warning("rollout %s is retried: %s", self._rollout_id(index), rollout.fault)
+                self.retried += 1
+                await self.slots.acquire(1)
+                await self._launch([index], attempt=attempt + 1)
+                return
+        except BaseException:
+            if environment is not None:
+                self.environments.leave(environment.lease.lease_id)
+            raise
         if is_fault:
             self.history.count_masked(self._rollout_id(index))
         self._finished[index] = self._label(rollout, index)
@@ -274,10 +275,10 @@ class GroupRunner:
                 rollout = await self._run(index, environment)
                 if snapshot is not None and not self.saves_end_state:
                     rollout.snapshot_id = snapshot.snapshot_id
-            except _FAULTS as error:
+            except FAULTS as error:
                 fault, rollout = error, lost_rollout(str(error))
             if rollout.fault and environment.recorder is not None:
-                self.history.keep(environment.recorder, fault)
+                self.history.keep(environment.recorder, fault, is_sound=environment.is_sound)
             span.set_attribute("etude.ending", rollout_pb2.Ending.Name(rollout.ending))
             span.set_attribute("etude.policy.min", rollout.oldest.number)
             span.set_attribute("etude.policy.max", rollout.newest.number)
@@ -391,8 +392,3 @@ class GroupRunner:
         if recorder is not None:
             recorder.add_earlier_costs(trajectory.costs)
         return trajectory
-
-
-def lost_rollout(fault: str) -> rollout_pb2.Rollout:
-    """A rollout that a platform fault ended."""
-    return rollout_pb2.Rollout(ending=rollout_pb2.ENDING_PLATFORM_FAULT, fault=fault)

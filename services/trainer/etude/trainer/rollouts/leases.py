@@ -125,6 +125,11 @@ class Leases:
         self._ended += lease_ids
         self._work.set()
 
+    def leave(self, lease_ids: Sequence[str]) -> None:
+        """Let leases expire at their time: a successor of their rollouts takes them over."""
+        for lease_id in lease_ids:
+            self._forget(lease_id)
+
     async def is_gone(self, lease_id: str) -> bool:
         """Ask the broker whether a lease is gone; False while it does not answer.
 
@@ -146,7 +151,7 @@ class Leases:
             tasks.create_task(self._keep_releasing(), name="release-leases")
 
     async def close(self) -> None:
-        """Release all leases that are still held, after the background task has ended."""
+        """Release leases that no rollout has left, after the background task has ended."""
         self.release(sorted(self._held))
         await self._release_ended()
 

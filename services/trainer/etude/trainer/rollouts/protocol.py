@@ -199,12 +199,11 @@ class RolloutWorkers(Protocol):
         """
         return  # workers without a store write none
 
-    def abandon(self) -> None:
-        """Leave all rollouts and their environments to a successor: nothing is released."""
-        return  # workers without processes leave nothing
-
     def drop_rollouts(self, rollout_ids: Sequence[str]) -> None:
-        """Say that rollouts were cancelled for good: they are dropped, or drawn again."""
+        """Say that rollouts were cancelled for good: they are dropped, or drawn again.
+
+        Rollouts that are cancelled otherwise are left to a successor, with their environments.
+        """
         return  # workers without records have none to delete
 
     async def update_routing(self, table: RoutingTable) -> None:

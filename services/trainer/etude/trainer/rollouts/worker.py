@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -34,13 +35,29 @@ from etude.trainer.rollouts.task_steps import StepContent
 from etude.trainer.rollouts.trajectories.worker_trajectories import WorkerTrajectories
 from etude.trainer.routing.router import Router
 from etude.trainer.routing.table import Loads, RoutingUpdate
-from etude.v1 import journal_pb2, rollout_pb2
+from etude.v1 import environments_pb2, journal_pb2, rollout_pb2
 
 UPCOMING_GROUPS = 2
 """Groups of a worker that are prepared while earlier ones hold all of its slots."""
 RETRY_S = 1.0
 """Pause before a failed read of the store is retried."""
+CANCELLED = GroupResult((), 0, "", environments_pb2.ISOLATION_UNSPECIFIED)
+"""Result of a group that was cancelled."""
 _T = TypeVar("_T")
+
+
+@dataclass(slots=True, eq=False)
+class _RunningGroup:
+    """A group that this worker runs."""
+
+    environments: GroupEnvironments
+    task: asyncio.Task[GroupResult]
+    is_cancelled: bool = False
+    """True if it was cancelled here, and not with the call that runs it."""
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self.task.cancel()
 
 
 class RolloutWorker:
@@ -63,18 +80,46 @@ class RolloutWorker:
         self._trajectories = WorkerTrajectories(config.run, config.storage)
         self._writing = asyncio.Lock()
         self._contents = _open_contents(config, self._chat)
+        self._running: list[_RunningGroup] = []
 
     async def run_group(self, order: GroupRequest) -> GroupResult:
-        """Run and score the siblings of a request; platform faults are retried, then masked."""
+        """Run and score the siblings of a request; platform faults are retried, then masked.
+
+        Raises:
+            CancelledError: the call was cancelled.
+        """
         self._router.use_table(order.routing)
         self._slots.resize(order.share or order.limits.max_concurrent)
-        with telemetry.continue_trace(order.trace):
-            return await self._run_group(order)
-
-    async def _run_group(self, order: GroupRequest) -> GroupResult:
         environments = GroupEnvironments(
             order=order, config=self.config, clients=self._clients, nonce=self._nonce
         )
+        with telemetry.continue_trace(order.trace):
+            task = asyncio.create_task(self._run_group(environments), name=order.group_id)
+        running = _RunningGroup(environments, task)
+        self._running.append(running)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if running.is_cancelled:
+                return CANCELLED
+            raise
+        finally:
+            self._running.remove(running)
+
+    async def cancel_group(self, group_id: str, *, is_dropped: bool) -> None:
+        """Cancel what runs of a group; its result is not read.
+
+        Args:
+            group_id: of the group.
+            is_dropped: True if its rollouts have no successor.
+        """
+        for running in self._running:
+            if running.environments.order.group_id == group_id:
+                running.environments.is_dropped = is_dropped
+                running.cancel()
+
+    async def _run_group(self, environments: GroupEnvironments) -> GroupResult:
+        order = environments.order
         start = GroupStart(
             environments=environments, setup=TaskSetup(), outage_s=self.config.outage_s
         )
@@ -207,7 +252,10 @@ class RolloutWorker:
         """Answer once the worker has started."""
 
     async def close(self) -> None:
-        """Release leases, close channels, and send the last trace spans."""
+        """Leave rollouts that run to a successor, close channels, and send the last trace spans."""
+        for running in self._running:
+            running.cancel()
+        await asyncio.gather(*(each.task for each in self._running), return_exceptions=True)
         await self._clients.close()
         await self._trajectories.close()
         if isinstance(self._chat, EndpointClient):

@@ -123,10 +123,6 @@ class ReinforcementPhase:
                 # The run ends for good; versions that were encoded before are still valid.
                 await run.publishing.queue.wait_for_room(0)
                 raise
-            except Exception:
-                # The next process goes on with the rollouts, in their environments.
-                run.dispatcher.workers.abandon()
-                raise
             finally:
                 run.publishing.queue.on_change = ignore_change
                 run.book.ledger.on_change = ignore_group

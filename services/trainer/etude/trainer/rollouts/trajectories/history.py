@@ -5,10 +5,10 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from etude.agent.replay import DivergedError
 from etude.agent.trajectory import Trajectory
 from etude.common.errors import StoreError
 from etude.trainer.rollouts.protocol import GroupRequest
+from etude.trainer.rollouts.trajectories.faults import is_divergence, may_spare_environment
 from etude.trainer.rollouts.trajectories.log import TrajectoryLog
 from etude.trainer.rollouts.trajectories.reader import TrajectoryReader
 from etude.trainer.rollouts.trajectories.recorded_rollout import Place, RecordedRollout
@@ -93,19 +93,26 @@ class GroupHistory:
         """Count a rollout that goes on."""
         self.counts.add(resume, self._cause(recorder.place.attempt))
 
-    def keep(self, recorder: RolloutRecorder, error: Exception | None) -> None:
+    def keep(self, recorder: RolloutRecorder, error: Exception | None, *, is_sound: bool) -> None:
         """Keep the turns of an attempt that ended with a fault, for the next one.
 
         Args:
             recorder: of the attempt.
             error: that ended it, if one did.
+            is_sound: True if its environment did all that it was asked to.
         """
         rollout = recorder.rollout
         if is_divergence(error):
             self.counts.add_redrawn(ResumeCause.DIVERGED, rollout.num_tokens)
         elif rollout.turns:
-            rollout.lease = None
+            if not is_sound or not may_spare_environment(error):
+                rollout.lease = None
             self._past[recorder.rollout_id] = rollout
+
+    def has_lease(self, rollout_id: str) -> bool:
+        """True if a rollout may go on in the environment that it had."""
+        past = self._past.get(rollout_id)
+        return past is not None and past.lease is not None
 
     async def store_routes(
         self, rollout_id: str, trajectory: Trajectory, rollout: rollout_pb2.Rollout
@@ -137,12 +144,3 @@ class GroupHistory:
         """Let the records of rollouts go that are handed in."""
         for rollout_id in rollout_ids:
             self.log.note_end(rollout_id)
-
-
-def is_divergence(error: BaseException | None) -> bool:
-    """True if repeated calls or prompts differed from those recorded."""
-    while error is not None:
-        if isinstance(error, DivergedError):
-            return True
-        error = error.__cause__
-    return False
