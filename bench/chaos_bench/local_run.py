@@ -22,7 +22,6 @@ MAX_STALENESS = 1
 STEPS = 24
 """Of one run."""
 GROUPS, SIBLINGS = 4, 4
-LEASE_S = 300
 POLL_S = 0.05
 GONE_S = 30.0
 """Longest wait for processes that were killed."""
@@ -204,9 +203,6 @@ def _reinforcement(inputs: Path, model: Path) -> dict[str, Any]:
     phase["rollout"] |= {"maxConcurrent": 16, "maxInfraFailurePercent": 100}
     spec["roles"]["trainer"] |= {"threadsPerRank": 1, "rolloutWorkers": 2}
     spec["roles"]["inference"] |= {"maxConcurrent": 16, "kvCacheMib": 64}
-    # Longer than a trainer takes to start again: its environments are still there.
-    pool = spec["roles"]["environments"][0]["poolTemplate"]
-    pool["lease"] = {"ttlSeconds": LEASE_S}
     spec["checkpointing"] = {"everySteps": 1, "keepLast": 3}
     spec["failurePolicy"] = {"maxRestarts": 1000}
     return run

@@ -86,9 +86,17 @@ def make_order(partners: Any, task_uri: str, count: int = 2) -> GroupRequest:
 
 
 async def run_until_killed(
-    partners: Any, config: WorkerConfig, order: GroupRequest, *, answers: int
+    partners: Any,
+    config: WorkerConfig,
+    order: GroupRequest,
+    *,
+    answers: int,
+    waiting: int | None = None,
 ) -> None:
-    """Run a group in a process of its own, which is killed once engines have answered so often."""
+    """Run a group in a process of its own, which is killed once engines have answered so often.
+
+    All of its rollouts wait for an answer then, unless it is said how many do.
+    """
     partners.engine.holds_after = answers
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PROGRAM, stdin=subprocess.PIPE
@@ -97,7 +105,8 @@ async def run_until_killed(
     process.stdin.write(pickle.dumps((config, order)))
     process.stdin.close()
     async with asyncio.timeout(60):
-        while len(partners.engine.requests) < answers + len(order.indices):  # noqa: ASYNC110
+        num_waiting = len(order.indices) if waiting is None else waiting
+        while len(partners.engine.requests) < answers + num_waiting:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     await asyncio.sleep(0.6)  # two linger times of the log
     process.send_signal(signal.SIGKILL)
@@ -145,8 +154,7 @@ async def test_rollouts_of_a_killed_worker_go_on_from_their_last_turns(
     assert len(partners.engine.requests) == asked + 2  # the last turn of each
     assert partners.node.ran == ran  # and no call again
     assert len(partners.broker.launches) == 1
-    kind = ResumeKind(Resume.CONTINUED, ResumeCause.WORKER)
-    assert dict(result.resumes.counts) == {kind: 2}
+    assert dict(result.resumes.counts) == {(Resume.CONTINUED, ResumeCause.WORKER): 2}
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
@@ -205,8 +213,7 @@ async def test_calls_are_repeated_in_another_environment_when_the_lease_is_gone(
     assert len(partners.engine.requests) == asked + 1
     assert [call_id for _, call_id in partners.node.ran[ran:]] == ["1.0"]  # reads are not
     assert len(partners.broker.launches) == 2
-    kind = ResumeKind(Resume.REPLAYED, ResumeCause.CONTROLLER)
-    assert dict(result.resumes.counts) == {kind: 1}
+    assert dict(result.resumes.counts) == {(Resume.REPLAYED, ResumeCause.CONTROLLER): 1}
 
 
 async def test_an_environment_whose_lease_expired_is_resumed(
@@ -223,8 +230,7 @@ async def test_an_environment_whose_lease_expired_is_resumed(
 
     assert partners.broker.launches[0].on_expiry == environments_pb2.ON_EXPIRY_PAUSE
     assert [call_id for _, call_id in partners.node.ran] == ["0.0"]
-    kind = ResumeKind(Resume.CONTINUED, ResumeCause.WORKER)
-    assert dict(result.resumes.counts) == {kind: 1}
+    assert dict(result.resumes.counts) == {(Resume.CONTINUED, ResumeCause.WORKER): 1}
 
 
 async def test_a_full_host_is_waited_for_as_a_new_environment_would_be(
@@ -247,8 +253,7 @@ async def test_a_full_host_is_waited_for_as_a_new_environment_would_be(
 
     assert not full
     assert [call_id for _, call_id in partners.node.ran] == ["0.0"]
-    kind = ResumeKind(Resume.CONTINUED, ResumeCause.WORKER)
-    assert dict(result.resumes.counts) == {kind: 1}
+    assert dict(result.resumes.counts) == {(Resume.CONTINUED, ResumeCause.WORKER): 1}
 
 
 @pytest.mark.parametrize("ending", ["cancel", "close"])
@@ -268,10 +273,31 @@ async def test_a_worker_that_ends_before_its_rollouts_leaves_their_environments(
     result = await successor.run_group(replace(order, epoch=2, is_continued=True))
 
     assert partners.node.ran == ran
-    kind = ResumeKind(Resume.CONTINUED, ResumeCause.CONTROLLER)
-    assert dict(result.resumes.counts) == {kind: 2}
+    assert dict(result.resumes.counts) == {(Resume.CONTINUED, ResumeCause.CONTROLLER): 2}
     await successor.close()
     assert len(set(partners.broker.released)) == 2
+
+
+async def test_a_rollout_that_had_ended_is_handed_in_as_recorded_without_an_environment(
+    partners: Any, config: WorkerConfig, successor: RolloutWorker, task_uri: str
+) -> None:
+    partners.engine.turns = (EDIT, "Done.")
+    order = make_order(partners, task_uri)
+    await run_until_killed(partners, config, order, answers=3, waiting=1)
+    [released] = partners.broker.released
+    partners.broker.missing, partners.node.diff = {released}, (b"another",)
+    asked, ran = len(partners.engine.requests), list(partners.node.ran)
+
+    result = await successor.run_group(replace(order, epoch=2, is_continued=True))
+
+    found = rollouts(result)
+    assert [each.rollout.costs.turns for each in found] == [2, 2]
+    assert len(partners.engine.requests) == asked + 1
+    assert partners.node.ran == ran
+    assert len(partners.broker.launches) == 1
+    scored = partners.rewards.requests[-1].rollouts
+    assert sorted(each.diff for each in scored) == [b"another", b"the diff"]
+    assert dict(result.resumes.counts) == {(Resume.CONTINUED, ResumeCause.CONTROLLER): 2}
 
 
 @pytest.mark.parametrize("purpose", [Purpose.TRAINING, Purpose.EVALUATION])
@@ -289,16 +315,23 @@ async def test_environments_without_a_successor_are_released_at_once(
                 await asyncio.sleep(0.01)
 
 
+async def run_until_called(
+    partners: Any, config: WorkerConfig, task_uri: str
+) -> tuple[RolloutWorker, "asyncio.Task[GroupResult]"]:
+    """Run one rollout up to its first call, by a worker that waits for no one that is away."""
+    worker = RolloutWorker(replace(config, outage_s=0.1))
+    running = asyncio.create_task(worker.run_group(make_order(partners, task_uri, count=1)))
+    async with asyncio.timeout(30):
+        while not partners.node.ran:  # noqa: ASYNC110 - no event says it
+            await asyncio.sleep(0.01)
+    return worker, running
+
+
 async def test_a_rollout_whose_engines_were_away_goes_on_in_its_environment(
     partners: Any, config: WorkerConfig, task_uri: str
 ) -> None:
     partners.engine.turns, partners.engine.delay_s = (EDIT, "Done."), 0.3
-    worker = RolloutWorker(replace(config, outage_s=0.1))
-    order = make_order(partners, task_uri, count=1)
-    running = asyncio.create_task(worker.run_group(order))
-    async with asyncio.timeout(30):
-        while not partners.node.ran:  # noqa: ASYNC110 - no event says it
-            await asyncio.sleep(0.01)
+    worker, running = await run_until_called(partners, config, task_uri)
     partners.engine.aborts = 2  # the first may have a substitute
 
     result = await running
@@ -308,28 +341,21 @@ async def test_a_rollout_whose_engines_were_away_goes_on_in_its_environment(
     assert (result.retried, found.reward.reward) == (1, 1.0)
     assert [call_id for _, call_id in partners.node.ran] == ["0.0"]
     assert len(partners.broker.launches) == len(set(partners.broker.released)) == 1
-    kind = ResumeKind(Resume.CONTINUED, ResumeCause.FAULT)
-    assert dict(result.resumes.counts) == {kind: 1}
+    assert dict(result.resumes.counts) == {(Resume.CONTINUED, ResumeCause.FAULT): 1}
 
 
 async def test_a_rollout_whose_host_refused_a_call_goes_on_in_another_environment(
     partners: Any, config: WorkerConfig, task_uri: str
 ) -> None:
     partners.engine.turns, partners.engine.delay_s = (EDIT, CALL, "Done."), 0.3
-    worker = RolloutWorker(replace(config, outage_s=0.1))
-    order = make_order(partners, task_uri, count=1)
-    running = asyncio.create_task(worker.run_group(order))
-    async with asyncio.timeout(30):
-        while not partners.node.ran:  # noqa: ASYNC110 - no event says it
-            await asyncio.sleep(0.01)
+    worker, running = await run_until_called(partners, config, task_uri)
     partners.node.refusals = 1
 
     result = await running
 
     await worker.close()
     assert len(partners.broker.launches) == len(set(partners.broker.released)) == 2
-    kind = ResumeKind(Resume.REPLAYED, ResumeCause.FAULT)
-    assert dict(result.resumes.counts) == {kind: 1}
+    assert dict(result.resumes.counts) == {(Resume.REPLAYED, ResumeCause.FAULT): 1}
 
 
 async def test_a_rollout_is_redrawn_when_a_repeated_call_has_another_result(

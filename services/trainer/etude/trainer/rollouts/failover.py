@@ -140,6 +140,18 @@ class FailoverEnvironment(RolloutEnvironment):
             self.recorder.add_change(await self.diff())
         return changes[number]
 
+    async def last_diff(self) -> bytes:
+        """Diff of the workspace at the end of a rollout of one piece, as it was recorded or is now.
+
+        The host may end the environment once it is recorded.
+        """
+        if self.recorder is None:
+            return await self.diff()
+        if not self.recorder.rollout.changes:
+            self.recorder.add_last_change(diff := await self.diff())
+            return diff
+        return self.recorder.rollout.changes[0]
+
     async def snapshot_end(self) -> str:
         """Snapshot the end state, processes included; return the snapshot's id."""
         states = self.source.states(self.lease)

@@ -14,7 +14,7 @@ from etude.agent.rollout import run_rollout
 from etude.agent.rollout_message import to_rollout_message
 from etude.agent.token_policy import RolloutTask
 from etude.agent.toolsets import Toolset
-from etude.agent.trajectory import Trajectory
+from etude.agent.trajectory import RolloutEnding, Trajectory
 from etude.common.errors import EtudeError
 from etude.trainer.rollouts.client_pool import ClientPool
 from etude.trainer.rollouts.completion_counts import CompletionCounts
@@ -134,11 +134,16 @@ class GroupRunner:
 
     async def _take_over(self, index: int, attempt: int) -> bool:
         """Go on in the environment of an earlier worker; False if there is none."""
-        take = self.environments.take_over
-        lease = await self.history.take_over(self._rollout_id(index), take)
+        take, is_whole = self.environments.take_over, self._is_whole
+        lease = await self.history.take_over(self._rollout_id(index), take, is_whole=is_whole)
         if lease is not None:
             self._start_attempt(index, LaunchResult(0, lease, ""), None, attempt)
         return lease is not None
+
+    @property
+    def _is_whole(self) -> bool:
+        """True if the change at its end is all that a rollout leaves."""
+        return not self.steps and not self.saves_end_state
 
     async def _fork(
         self, indices: Sequence[int], snapshot: GroupSnapshot, attempt: int
@@ -336,7 +341,8 @@ class GroupRunner:
         rollout = to_rollout_message(trajectory)
         await self.history.store_routes(self._rollout_id(index), trajectory, rollout)
         try:
-            rollout.diff = await environment.diff()
+            is_whole = self._is_whole and trajectory.ending is not RolloutEnding.TIME_LIMIT
+            rollout.diff = await (environment.last_diff() if is_whole else environment.diff())
             rollout.steps.extend(progress.records())
             check_changes(rollout)
         except ChangeTooLargeError as error:
@@ -352,9 +358,9 @@ class GroupRunner:
         self, index: int, environment: FailoverEnvironment, progress: StepProgress
     ) -> Trajectory:
         """The policy's work in the environment."""
-        order, outage = self.order, environment.outage
-        recorder = environment.recorder
-        used_s = 0.0 if recorder is None else recorder.active_s
+        order, outage, recorder = self.order, environment.outage, environment.recorder
+        has_ended = recorder is not None and self._is_whole and bool(recorder.rollout.changes)
+        used_s = 0.0 if recorder is None or has_ended else recorder.active_s
         bounds = order.bound_rollout(used_s=used_s)
         task = RolloutTask(
             instruction=self._instruction,

@@ -170,8 +170,9 @@ class Health(Model):
 class LeasePolicy(Model):
     """Rules for leases of environments."""
 
-    ttl_seconds: Annotated[int, Field(ge=45, le=86_400)] = 60
-    """A lease ends after this unless renewed, every 15 s: so long a lost client keeps its slots."""
+    ttl_seconds: Annotated[int, Field(ge=45, le=86_400)] = 300
+    """A lease ends after this unless renewed, every 15 s: so long a lost client keeps its slots,
+    and its environments run. A trainer that starts again within it goes on in them."""
     max_queue: Annotated[int, Field(ge=1, le=100_000)] = 10_000
     """Environments that may wait; more are refused with a retry hint."""
     max_per_run: Annotated[int, Field(ge=1, le=1_000_000)] | None = None

@@ -58,18 +58,25 @@ class GroupHistory:
         return {}
 
     async def take_over(
-        self, rollout_id: str, take: Callable[[environments_pb2.Lease], Awaitable[bool]]
+        self,
+        rollout_id: str,
+        take: Callable[[environments_pb2.Lease], Awaitable[bool]],
+        *,
+        is_whole: bool,
     ) -> environments_pb2.Lease | None:
         """The environment of a rollout that goes on, if it is still there.
+
+        One that had ended needs none: its turns, results and change are repeated as recorded.
 
         Args:
             rollout_id: of the rollout.
             take: holds a lease; False if it is gone.
+            is_whole: True if the first recorded change is that of the whole rollout.
         """
         past = self._past.get(rollout_id)
         if past is None or past.lease is None:
             return None
-        if await take(past.lease):
+        if (is_whole and past.changes) or await take(past.lease):
             return past.lease
         past.lease = None
         return None

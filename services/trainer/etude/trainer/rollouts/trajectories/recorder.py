@@ -29,6 +29,9 @@ MAX_ROUTES_BYTES = 4 << 20
 """Recorded experts of one turn that the log keeps. Of a larger turn they are asked for again where
 the rollout goes on."""
 
+MAX_CHANGE_BYTES = 4 << 20
+"""Largest change of a whole rollout that the log keeps."""
+
 
 class EarlierSeconds(NamedTuple):
     """Time of turns of earlier attempts."""
@@ -135,6 +138,19 @@ class RolloutRecorder:
         """Record the change up to the end of a step of the task."""
         change = trajectory_log_pb2.TrajectoryChange(diff=diff)
         self._add(trajectory_log_pb2.TrajectoryRecord(change=change))
+
+    def add_last_change(self, diff: bytes) -> None:
+        """Record the change of a whole rollout, which has ended: it needs no environment any more.
+
+        One that is too large is not recorded, and is made again where the rollout is repeated.
+        """
+        if len(diff) > MAX_CHANGE_BYTES:
+            return
+        change = trajectory_log_pb2.TrajectoryChange(diff=diff)
+        record = trajectory_log_pb2.TrajectoryRecord(change=change)
+        # Taking the diff is no time of the rollout's own: repeated turns must not exceed its limit.
+        self._write(record, self.rollout.active_s)
+        self.rollout.add(record)
 
     def move(self, lease: environments_pb2.Lease) -> None:
         """Record that the rollout goes on in another environment, once it has started."""
