@@ -1,8 +1,6 @@
 """A rollout worker against partners that fail: retried, masked, never scored zero."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from etude.common.api.run.rollout_policy import RolloutPolicy
 from etude.common.api.storage import Storage
 from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
 from etude.trainer.rollouts.worker import RolloutWorker
-from etude.trainer.routing.table import EngineState, Purpose, RoutingTable
+from etude.trainer.routing.table import EngineState, RoutingTable
 from etude.v1 import rollout_pb2
 from etude.v1.journal_pb2 import JournalRollout
 
@@ -218,24 +216,6 @@ async def test_environments_are_asked_for_in_the_image_that_the_task_names(
     (tmp_path / "tasks/fix-add/task.toml").write_text('[metadata]\netude_image = "django-4"\n')
     await run(worker, order(task_uri, partners.target))
     assert [launch.image for launch in partners.broker.launches] == ["django-4"]
-
-
-@pytest.mark.parametrize("purpose", [Purpose.TRAINING, Purpose.EVALUATION])
-async def test_closing_in_the_middle_of_a_group_gives_back_what_has_no_successor(
-    worker: RolloutWorker, partners: Any, task_uri: str, purpose: Purpose
-) -> None:
-    partners.engine.delay_s = 30
-    given = replace(order(task_uri, partners.target), purpose=purpose)
-    running = asyncio.create_task(run(worker, given))
-    async with asyncio.timeout(10):
-        await partners.engine.is_asked.wait()
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    await worker.close()
-    granted = {lease.lease_id for each in partners.broker.granted.values() for lease in each}
-    given_back = granted if purpose is Purpose.EVALUATION else set()
-    assert len(granted) == 3
-    assert set(partners.broker.released) == given_back
 
 
 async def test_an_environment_is_never_used_by_two_attempts(
