@@ -12,8 +12,10 @@ from typing_extensions import override
 from etude.common.api.run.phases import inherit_context
 from etude.common.blobs import MemoryStore
 from etude.common.role_inputs import ResolvedRun
+from etude.common.weights import VersionId
 from etude.trainer.controller.phases.guards import InfraFailuresError
 from etude.trainer.controller.run import Run, root_cause
+from etude.trainer.export.receipts import PublishBase, RankReceipt
 from etude.trainer.learner.batches import PolicyBatch, StepResult
 from etude.trainer.rescoring.recorded_groups import read_trained_groups
 from etude.v1.rollout_content_pb2 import RolloutContent
@@ -122,6 +124,49 @@ async def test_a_successor_that_cannot_read_what_its_predecessor_trained_goes_on
     account = world.audit(max_staleness=0)
     assert account.findings == []
     assert account.dropped["damaged"] == 1
+
+
+@dataclass(slots=True)
+class ComparingLearners(SimulatedLearners):
+    """Whose batches name, as current, versions with exactly the weights of the step."""
+
+    published: dict[VersionId, str] = field(default_factory=dict)
+    """Weights of each version, of earlier controllers too."""
+    compared: list[VersionId] = field(default_factory=list)
+
+    @override
+    async def encode(self, version: VersionId, base: PublishBase | None) -> list[RankReceipt]:
+        self.published[version] = self.weights
+        return await SimulatedLearners.encode(self, version, base)
+
+    @override
+    async def policy_step(self, batch: PolicyBatch) -> StepResult:
+        self.compared += batch.current
+        assert {self.published[each] for each in batch.current} <= {self.weights}
+        return await SimulatedLearners.policy_step(self, batch)
+
+
+@pytest.mark.parametrize("num_lost", [0, 1])
+async def test_versions_that_trained_what_is_left_out_now_are_not_taken_for_the_learners_weights(
+    make_world: MakeWorld, num_lost: int
+) -> None:
+    world, published = make_world(every_steps=100), dict[VersionId, str]()
+    learners: list[ComparingLearners] = []
+
+    def prepare(run: Run) -> None:
+        crash = -1 if learners else SFT_STEPS + 4
+        learners.append(ComparingLearners(run.store, published=published, steps_until_crash=crash))
+        replace_learners(run, learners[-1])
+
+    with pytest.raises(ExceptionGroup):
+        await world.train(prepare)
+    keys = [key for key in sorted(world.store.objects) if key.startswith("contents/rl-")]
+    for key in keys[:num_lost]:
+        lose(world.store, key)
+    assert await world.train(prepare)
+    assert world.audit(max_staleness=0).findings == []
+    epochs = {each.epoch for each in learners[-1].compared}
+    assert epochs == ({2} if num_lost else {1, 2})
 
 
 async def test_more_than_the_run_allows_end_it_with_the_reason(make_world: MakeWorld) -> None:

@@ -17,8 +17,11 @@ MAX_MESSAGE = 1_000
 
 def build_batch(run: Run, groups: Sequence[RolloutGroup]) -> PolicyBatch:
     """Build the learner's batch; tokens of versions with the learner's weights are marked."""
-    versions, step = run.book.ledger.versions, run.progress.cursor.global_step
-    current = {version for version, published in versions.items() if published == step}
+    ledger, step = run.book.ledger, run.progress.cursor.global_step
+    current = {version for version, published in ledger.versions.items() if published == step}
+    if ledger.dropped[DAMAGED]:
+        # Earlier controllers may have published weights that trained what is left out now.
+        current = {version for version in current if version.epoch == run.progress.epoch}
     return build_policy_batch(groups, current=current)
 
 
