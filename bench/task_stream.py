@@ -32,10 +32,13 @@ import sys
 from etude.common.api.storage import StoreAccess
 from etude.common.stores import open_source
 from etude.trainer.controller.admission import plans, tasks
+from etude.trainer.controller.admission.task_choice import open_choice
+from etude.trainer.controller.journal.ledger import Ledger
 from etude.trainer.rollouts.tasks import find_tasks
 found = find_tasks(open_source(sys.argv[1], StoreAccess()), name="train", environment="repos")
 order = tasks.TaskOrder(tasks=found, seed=0)
-assert len(plans.upcoming_waves(order, first=0, left=len(order), wave=64)) == plans.WAVES
+choice = open_choice(order, None, at='')
+assert len(choice.upcoming(Ledger(), plans.WAVES * 64)) == plans.WAVES * 64
 print(len(order))
 """
 """What a run does with its tasks before its first group, and again when it resumes."""

@@ -167,7 +167,7 @@ def fitting_text(node: dict[str, Any], rng: random.Random) -> str:
 
 TEXTS = [
     *("a", "a-1", "rl", "repos", "0.5", "3e-3", "s3://b/k", "file:///x", "http://h"),
-    *("hashed-1", "Standard", "Verifier", "Style", "acme.Calls"),
+    *("hashed-1", "Standard", "Verifier", "Style", "acme.Calls", "SolveRateBand"),
     *("0 8 * * 1-5", "Europe/Berlin"),
     *("topology.kubernetes.io/zone", "a.b-1"),
     *("500m", "4Gi", "f" * 64, "*.a.org", "/a/", "amd.com/gpu", "etude.dev/operator", "Ready"),

@@ -148,6 +148,8 @@ RLRUN = {
     "phases[].mtp.lossWeight": f"{TRAINER}.learner.guesses",
     "phases[].routerReplay.mode": f"{TRAINER}.learner.routes.replay",
     "phases[].routerReplay.plausibility": f"{TRAINER}.learner.routes.replay settings",
+    "phases[].curriculum.name": f"{TRAINER}.controller.admission.task_choice chosen",
+    "phases[].curriculum.parameters": f"{TRAINER}.controller.admission.task_choice chosen",
     "phases[].profile.firstStep": f"{TRAINER}.learner.step_profiler wanted",
     "phases[].profile.numSteps": f"{TRAINER}.learner.step_profiler wanted",
     **dict(under("phases[].tasks[]", TASKS)),

@@ -153,6 +153,13 @@ METADATA: tuple[tuple[str, dict[str, Any]], ...] = (
 FREE: Mapping[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "spec.roles.trainer.podTemplate.spec": POD_SPECS,
     "spec.phases[1].algorithm.parameters": PARAMETERS,
+    "spec.phases[1].curriculum.parameters": (
+        ("an unknown parameter", {"nonesuch": 1}),
+        ("a parameter", {"target": "0.7"}),
+        ("a parameter as a number", {"target": 0.7}),
+        ("a parameter below its limit", {"target": "-1"}),
+        ("a parameter as a list", {"target": ["0.7"]}),
+    ),
     "spec.roles.rewards.functions[0].parameters": (
         ("an unknown parameter", {"nonesuch": 1}),
         ("a parameter", {"onlyWhenFinished": True}),

@@ -95,7 +95,12 @@ class Beside(CompactorClient):
 
 def _task_sets(phases: Sequence[Phase]) -> TaskSets:
     tasks = tuple(
-        Task(task_id=f"train/t{i}", uri=f"file:///tasks/t{i}", environment="repos")
+        Task(
+            task_id=f"train/t{i}",
+            uri=f"file:///tasks/t{i}",
+            environment="repos",
+            label=("easy", "hard")[i % 2],
+        )
         for i in range(30)
     )
     held_out = tuple(

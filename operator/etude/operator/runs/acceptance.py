@@ -9,6 +9,7 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.lint.messages import abbreviate_names
 from etude.common.api.lint.operator_rules import UNCOUNTED, UNCOUNTED_FIX
 from etude.common.api.run.algorithms import check_algorithm
+from etude.common.api.run.curriculum import can_check_curriculum, check_curriculum
 from etude.common.api.run.phases import Phase
 from etude.common.api.run.rewards import can_check, check_function
 from etude.common.api.run.router_replay import (
@@ -67,19 +68,8 @@ def _name_problem(run: RLRun, observed: ObservedRun) -> ConditionFact | None:
 def _wrong_parameters(run: RLRun, platform: Platform) -> Iterator[str]:
     if run.spec.storage.uri.startswith("file://") and not platform.has_shared_files:
         yield "spec.storage.uri: pods share no folders; use s3://bucket/prefix"
-    has_lora = run.spec.roles.trainer.lora is not None
     for index, phase in enumerate(run.spec.phases):
-        problem = find_balance_problem(phase.optimizer.expert_bias_rate, has_lora=has_lora)
-        if problem:
-            yield f"spec.phases[{index}].optimizer.expertBiasRate: {problem}"
-        if phase.algorithm is not None:
-            at = f"spec.phases[{index}].algorithm.parameters"
-            groups = None if phase.is_feedback else phase.algorithm.prompts_per_step
-            check = partial(check_algorithm, prompts_per_step=groups)
-            yield from _check_parameters(
-                at, check, phase.algorithm.name, phase.algorithm.parameters
-            )
-            yield from _wrong_replay(run, phase, f"spec.phases[{index}].routerReplay.mode")
+        yield from _wrong_phase(run, phase, f"spec.phases[{index}]")
     rewards = run.spec.roles.rewards
     for index, part in enumerate(rewards.functions if rewards else ()):
         at = f"spec.roles.rewards.functions[{index}].parameters"
@@ -89,6 +79,23 @@ def _wrong_parameters(run: RLRun, platform: Platform) -> Iterator[str]:
     for role in run_spec.pods_by_role(run):
         at = f"spec.roles.{role}"
         yield from pod_overrides.override_problems(run_spec.role_spec(run, role), role, at)
+
+
+def _wrong_phase(run: RLRun, phase: Phase, at: str) -> Iterator[str]:
+    has_lora = run.spec.roles.trainer.lora is not None
+    problem = find_balance_problem(phase.optimizer.expert_bias_rate, has_lora=has_lora)
+    if problem:
+        yield f"{at}.optimizer.expertBiasRate: {problem}"
+    if phase.algorithm is not None:
+        name, parameters = phase.algorithm.name, phase.algorithm.parameters
+        groups = None if phase.is_feedback else phase.algorithm.prompts_per_step
+        check = partial(check_algorithm, prompts_per_step=groups)
+        yield from _check_parameters(f"{at}.algorithm.parameters", check, name, parameters)
+        yield from _wrong_replay(run, phase, f"{at}.routerReplay.mode")
+    chosen = phase.curriculum  # the trainer's image may have packages that this one has not
+    if chosen is not None and can_check_curriculum(chosen.name):
+        at = f"{at}.curriculum"
+        yield from _check_parameters(at, check_curriculum, chosen.name, chosen.parameters)
 
 
 def _wrong_replay(run: RLRun, phase: Phase, at: str) -> Iterator[str]:

@@ -19,6 +19,7 @@ REWARD_FUNCTIONS = "etude.reward_functions"
 TOOLSETS = "etude.toolsets"
 MCP_SERVERS = "etude.mcp_servers"
 TASK_FORMATS = "etude.task_formats"
+CURRICULA = "etude.curricula"
 
 T = TypeVar("T")
 

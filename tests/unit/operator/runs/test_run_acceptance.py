@@ -111,6 +111,23 @@ async def test_adapters_whose_phase_is_to_balance_experts_are_refused(
     assert "spec.phases[1].optimizer.expertBiasRate: adapters alone" in found.message
 
 
+async def test_parameters_of_a_curriculum_are_refused_with_the_field(
+    lab: Any, run_body: Any
+) -> None:
+    # The trainer's image may have packages that the operator's has not.
+    for name, given in (("SolveRateBand", "half"), ("SolveRateBand", "0.5"), ("acme.Other", "1")):
+        body = run_body()
+        body["spec"]["phases"][1]["curriculum"] = {"name": name, "parameters": {"target": given}}
+        lab.cluster.upsert(body)
+        await lab.settle()
+        if given == "half":
+            assert lab.condition("Accepted") == ("False", "InvalidParameters")
+            found = next(c for c in lab.run().status.conditions if c.type == "Accepted")
+            assert "spec.phases[1].curriculum: parameters.target: " in found.message
+        else:
+            assert lab.condition("Accepted")[0] == "True"
+
+
 @pytest.mark.parametrize(("gpus", "is_accepted"), [(0, "False"), (1, "True")])
 async def test_a_budget_of_gpus_that_nobody_counts_is_refused(
     lab: Any, run_body: Any, gpus: int, is_accepted: str

@@ -290,6 +290,10 @@ CONTROLLERS_OWN = {
         " is the limit",
         ENVIRONMENT_LOST,
     ),
+    "CurriculumFailed": Advice(
+        "the curriculum of a phase raised, or named a task that cannot come next",
+        "mend the function of phases[].curriculum, or take the field away; " + _ANEW,
+    ),
     "NonFiniteWeights": Advice(
         "a version would hold a weight that is no number",
         "lower the learning rate",

@@ -21,7 +21,9 @@ from etude.common.role_inputs import ResolvedRun
 from etude.common.store_urls import folder_of
 from etude.common.stores import WEIGHT_SUFFIXES, local_folder, open_run_store, open_source
 from etude.common.weights.protocol.epochs import latest_epoch
-from etude.trainer.controller.admission.tasks import TaskOrder
+from etude.trainer.controller.admission.task_choice import curriculum_path, open_choice
+from etude.trainer.controller.admission.task_labels import label_tasks
+from etude.trainer.controller.admission.tasks import TaskOrder, UsedTasks
 from etude.trainer.rollouts.tasks import Task, find_tasks
 from etude.trainer.settings import Settings
 
@@ -52,7 +54,7 @@ def find_task_sets(spec: RLRunSpec, *, is_begun: bool) -> TaskSets:
         OSError: a folder may not be read.
     """
     orders: dict[str, TaskOrder] = {}
-    used: set[str] = set()
+    used = UsedTasks()
     for phase in spec.phases:
         if phase.tasks is None or phase.algorithm is None:
             continue
@@ -65,11 +67,13 @@ def find_task_sets(spec: RLRunSpec, *, is_begun: bool) -> TaskSets:
                 environment=task_set.environment,
             )
         ]
+        if phase.curriculum is not None:
+            found = label_tasks(found, spec.storage)
         order = TaskOrder(tasks=tuple(found), seed=phase.seed)
+        open_choice(order, phase.curriculum, at=curriculum_path(spec, phase))
         needed = phase.algorithm.prompts_per_step * phase.max_steps
-        left = [task_id for task_id in order.ids() if task_id not in used]
-        _check_count(phase, len(left), needed)
-        used.update(left[:needed])
+        _check_count(phase, used.count_left(order), needed)
+        used.add_phase(order, needed, is_ordered=phase.curriculum is None)
         orders[phase.name] = order
     evaluations: dict[str, tuple[Task, ...]] = {}
     for evaluation in spec.evaluation:

@@ -12,6 +12,7 @@ from etude.common.stores import open_run_store
 from etude.common.weights import VersionId, is_fenced
 from etude.trainer import metrics
 from etude.trainer.contents.objects import OF_EVALUATIONS
+from etude.trainer.controller.admission.task_choice import curriculum_path, open_choice
 from etude.trainer.controller.inputs import TaskSets
 from etude.trainer.controller.phases.evaluation import Evaluator
 from etude.trainer.controller.phases.feedback import FeedbackPhase
@@ -113,7 +114,11 @@ async def _train_phase(run: Run, phase: Phase, task_sets: TaskSets) -> bool:
         run=run,
         phase=phase,
         algorithm=phase.algorithm,
-        order=task_sets.orders[phase.name],
+        choice=open_choice(
+            task_sets.orders[phase.name],
+            phase.curriculum,
+            at=curriculum_path(run.progress.resolved.spec, phase),
+        ),
         evaluator=Evaluator(run=run, phase=phase, tasks=dict(task_sets.evaluations)),
     ).train()
 

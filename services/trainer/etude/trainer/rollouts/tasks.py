@@ -25,6 +25,8 @@ class Task:
     """Its folder in Harbor layout."""
     environment: str
     """Entry of roles.environments in which it runs."""
+    label: str = ""
+    """Difficulty in its task.toml, read for curricula only; empty if it has none."""
 
 
 def find_tasks(store: Store, *, name: str, environment: str) -> tuple[Task, ...]:

@@ -5,9 +5,6 @@ from random import Random
 import pytest
 
 from etude.trainer.controller.admission.forecast import LEAST_LEASES, WaveForecast
-from etude.trainer.controller.admission.plans import WAVES, upcoming_waves
-from etude.trainer.controller.admission.tasks import TaskOrder
-from etude.trainer.rollouts.tasks import Task
 from etude.v1 import journal_pb2, rollout_pb2
 
 NOW_MS = 1_000_000
@@ -90,17 +87,6 @@ def test_environments_are_kept_as_long_as_rollouts_took_and_faults_say_nothing()
         (0.99, 100.0),
     ]
     assert not web.lease_seconds
-
-
-@pytest.mark.parametrize(
-    ("first", "left", "sizes"),
-    [(0, 100, [4] * WAVES), (22, 100, [4, 4]), (0, 6, [4, 2]), (30, 9, []), (0, -1, [])],
-)
-def test_waves_end_with_the_phase_or_the_tasks(first: int, left: int, sizes: list[int]) -> None:
-    tasks = tuple(Task(task_id=f"t{n}", uri="file:///t", environment="repos") for n in range(30))
-    order = TaskOrder(tasks=tasks, seed=1)
-
-    assert [len(w) for w in upcoming_waves(order, first=first, left=left, wave=4)] == sizes
 
 
 def trained_for(rest_s: float) -> WaveForecast:

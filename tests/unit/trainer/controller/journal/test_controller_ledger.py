@@ -56,6 +56,7 @@ def test_a_ledger_resumed_anywhere_equals_the_one_that_was_never_stopped(
         whole.dropped,
     )
     assert after.versions == whole.versions
+    assert list(after.results.items()) == list(whole.results.items())
     assert after.batches == {
         step: whole.batches[step]
         for step in trained_since
@@ -87,11 +88,27 @@ def test_a_checkpoint_keeps_batches_that_its_weights_do_not_have(
     after = resume_ledger(state, copy.deepcopy(made.records[since - 1 :]), sequence=cut)
     assert list(after.batches.items()) == list(whole.batches.items())
     assert (after.live, after.consumed) == (whole.live, whole.consumed)
+    assert list(after.results.items()) == list(whole.results.items())
     assert (after.accepted, after.trained, after.dropped) == (
         whole.accepted,
         whole.trained,
         whole.dropped,
     )
+
+
+def test_the_result_of_a_task_is_the_mean_reward_of_siblings_that_were_trained() -> None:
+    made = History()
+    made.open()
+    made.finish(group := made.admit(), faults=1)
+    made.draw_again(group, 2, "slow", times=2)
+    assert made.ledger.results == {}
+    made.train([group])
+    assert made.ledger.results == {"t0": 1.5}
+
+
+def test_a_ledger_of_an_earlier_release_is_read() -> None:
+    earlier = {"consumed": ["a"], "cursors": {"rl": 1}}
+    assert LedgerState.model_validate(earlier) == LedgerState(consumed=["a"])
 
 
 def test_a_rollout_delivered_twice_counts_once() -> None:

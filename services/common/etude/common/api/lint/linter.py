@@ -23,7 +23,7 @@ from etude.common.api.lint.operator_rules import pool_refusals, route_refusals, 
 from etude.common.api.meta import API_VERSION, GROUP, LabelValue, Model, Name
 from etude.common.api.pool.spec import EnvPoolSpec
 from etude.common.api.route.spec import PolicyRouteSpec
-from etude.common.api.run import algorithms, rewards
+from etude.common.api.run import algorithms, curriculum, rewards
 from etude.common.api.run.spec import RLRunSpec
 from etude.common.api.schema import structural
 from etude.common.api.yaml_documents import (
@@ -258,6 +258,7 @@ def _parameters(spec: JsonValue) -> Iterator[FieldMessage]:
         if isinstance(name, str) and name in algorithms.PARAMETERS:
             model: type[Model] = algorithms.PARAMETERS[name]
             yield from _of_owner(model, name, algorithm, ("spec", "phases", i, "algorithm"))
+        yield from _curriculum_messages(_field(phase, "curriculum"), ("spec", "phases", i))
     for i, function in enumerate(_items(_field(_field(spec, "roles"), "rewards"), "functions")):
         at = ("spec", "roles", "rewards", "functions", i)
         chosen = _field(function, "function")
@@ -269,6 +270,22 @@ def _parameters(spec: JsonValue) -> Iterator[FieldMessage]:
                 yield FieldMessage((*at, "function"), str(error), "mend or reinstall the package")
                 continue
             yield from _of_owner(model, name, function, at)
+
+
+def _curriculum_messages(chosen: JsonValue, at: FieldPath) -> Iterator[FieldMessage]:
+    """Errors in the parameters of a curriculum, if its package is installed here."""
+    name = _field(chosen, "name")
+    if not isinstance(name, str) or not re.search(curriculum.CURRICULUM, name):
+        return
+    if not curriculum.can_check_curriculum(name):
+        return
+    try:
+        model = curriculum.find_model(name)
+    except ValueError as error:  # an installed package that is broken
+        fix = "mend or reinstall the package"
+        yield FieldMessage((*at, "curriculum", "name"), str(error), fix)
+        return
+    yield from _of_owner(model, name, chosen, (*at, "curriculum"))
 
 
 def _toolset_messages(rollout: JsonValue, at: FieldPath) -> Iterator[FieldMessage]:

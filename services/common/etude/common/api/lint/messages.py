@@ -20,6 +20,7 @@ from etude.common.api.pool import autoscaling, images, network, placement
 from etude.common.api.pool import spec as pool_spec
 from etude.common.api.route import release
 from etude.common.api.run import (
+    curriculum,
     http_gateway,
     lifecycle,
     rewards,
@@ -59,6 +60,9 @@ PATTERN_DESCRIPTIONS: Mapping[str, str] = {
     images.SOURCE: (
         "a registry's host, alone or with a path, such as ghcr.io/acme, or a folder of layouts as"
         " file:///folder or s3://bucket/prefix"
+    ),
+    curriculum.CURRICULUM: (
+        f"{', '.join(curriculum.PARAMETERS)}, or a name like acme.Ladder of an installed package"
     ),
     rewards.FUNCTION: (
         f"{', '.join(rewards.PARAMETERS)}, or a name like acme.Coverage of an installed package"

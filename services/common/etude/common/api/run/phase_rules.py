@@ -89,6 +89,13 @@ PHASE_RULES: tuple[Rule, ...] = (
         field_path=".routerReplay",
     ),
     Rule(
+        cel="!has(self.curriculum) || self.type == 'ReinforcementLearning'",
+        holds=lambda s: s.curriculum is None or s.is_rl,
+        message="curriculum is for phases of type ReinforcementLearning: others have no tasks",
+        fix="remove it",
+        field_path=".curriculum",
+    ),
+    Rule(
         cel="!has(self.profile) || self.profile.firstStep <= self.maxSteps",
         holds=lambda s: s.profile is None or s.profile.first_step <= s.max_steps,
         message="profile.firstStep must not be above maxSteps: the phase ends before it",

@@ -9,6 +9,7 @@ from pydantic import Field, JsonValue
 from etude.common.api.meta import NAMED, Fraction, Model, Name, Rule, Uri, number
 from etude.common.api.run.async_limits import AsyncLimits
 from etude.common.api.run.context_extension import ContextExtension
+from etude.common.api.run.curriculum import CurriculumChoice
 from etude.common.api.run.phase_goals import Gate, MonitorRule, SuccessPolicy
 from etude.common.api.run.phase_rules import GROUP_SIZE, PHASE_RULES, PROMPTS_PER_STEP
 from etude.common.api.run.rollout_policy import TrainingRolloutPolicy
@@ -289,6 +290,8 @@ class Phase(Model):
     """Supervised phases: transcripts."""
     tasks: Annotated[tuple[TaskSet, ...], Field(min_length=1, max_length=64), NAMED] | None = None
     """Reinforcement learning: tasks, each used at most once per run."""
+    curriculum: CurriculumChoice | None = None
+    """Reinforcement learning: which untrained tasks come next; the order of the seed unless set."""
     algorithm: Algorithm | None = None
     """Reinforcement learning: how rewards become gradients. Feedback: how the advantages of a
     window do; its steps are not made of groups, so groupSize and promptsPerStep are left out."""

@@ -193,17 +193,3 @@ def order_by_readiness(
     return sorted(
         groups, key=lambda each: planner.ready_ms(order.task_at(each.position).environment)
     )
-
-
-def upcoming_waves(order: TaskOrder, *, first: int, left: int, wave: int) -> list[list[Task]]:
-    """Tasks of the groups that the next versions will admit, version by version.
-
-    Args:
-        order: of tasks.
-        first: position of the next one.
-        left: number of groups that the phase still admits.
-        wave: number of groups that a version admits.
-    """
-    count = max(0, min(left, len(order) - first, WAVES * wave))
-    ahead = [order.task_at(first + n) for n in range(count)]
-    return [ahead[start : start + wave] for start in range(0, count, wave)]

@@ -3,9 +3,10 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from etude.common.errors import CorruptError
 from etude.common.weights import VersionId
@@ -58,14 +59,15 @@ class LedgerState(BaseModel):
 
     consumed: list[str] = Field(default_factory=list)
     """Ids of admitted tasks, in order; none is admitted twice."""
-    cursors: dict[str, int] = Field(default_factory=dict)
-    """Next position of each phase's task order."""
     live: dict[str, int] = Field(default_factory=dict)
     """Groups that are neither trained nor dropped, with the sequence of their ADMIT."""
     batches: list[StepId] = Field(default_factory=list)
     """Steps whose batches are journaled and not in the weights; their groups are among the live."""
     trained_groups: dict[str, int] = Field(default_factory=dict)
     """Groups in batches, by phase."""
+    results: dict[str, float] = Field(default_factory=dict)
+    """Mean reward of each task in a batch, in the order of batches; empty in checkpoints of earlier
+    releases."""
     versions: list[tuple[int, int, int]] = Field(default_factory=list)
     """Epoch, number and step of published versions, oldest first."""
     accepted: int = 0
@@ -74,17 +76,26 @@ class LedgerState(BaseModel):
     lengths: LengthTotals = Field(default_factory=LengthTotals)
     frozen: list[FrozenStep] = Field(default_factory=list)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_cursors(cls, values: JsonValue) -> JsonValue:
+        """Drop the next position of each phase, which checkpoints of earlier releases have."""
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if name != "cursors"}
+
 
 @dataclass(slots=True)
 class Ledger:
     """Account of all groups and rollouts. Every change is a journal record: append, then apply."""
 
     consumed: dict[str, None] = field(default_factory=dict)
-    cursors: Counter[str] = field(default_factory=Counter)
     live: dict[str, RolloutGroup] = field(default_factory=dict)
     batches: dict[StepId, list[RolloutGroup]] = field(default_factory=dict)
     """Batches that are not yet trained into the current weights."""
     trained_groups: Counter[str] = field(default_factory=Counter)
+    results: dict[str, float] = field(default_factory=dict)
+    """Mean reward of each task in a batch, in the order of batches."""
     versions: dict[VersionId, int] = field(default_factory=dict)
     """Step at which each version was published: its position along the accepted chain.
 
@@ -146,7 +157,6 @@ class Ledger:
         if body.task_id in self.consumed:
             raise CorruptError(f"record {sequence}: task {body.task_id} was admitted before")
         self.consumed[body.task_id] = None
-        self.cursors[body.phase] = max(self.cursors[body.phase], body.position + 1)
         self.live[body.group_id] = _new_group(body, sequence)
         self.on_change(body.group_id)
 
@@ -215,9 +225,12 @@ class Ledger:
     def _apply_batch(self, body: journal_pb2.JournalBatch) -> None:
         groups = self._add_batch(body)
         for group in groups:
-            for index in group.valid_indices():
+            trained = [group.finished[index] for index in group.valid_indices()]
+            for record in trained:
                 self.trained += 1
-                self.lengths.add_trained(group.finished[index])
+                self.lengths.add_trained(record)
+            if trained:
+                self.results[group.task_id] = fmean(record.reward.reward for record in trained)
         self.trained_groups[body.phase] += len(groups)
         for group in groups:
             self.on_change(group.group_id)
@@ -237,10 +250,10 @@ class Ledger:
         groups = [*untrained, *self.live.values()]
         return LedgerState(
             consumed=list(self.consumed),
-            cursors=dict(self.cursors),
             live={group.group_id: group.sequence for group in groups},
             batches=list(self.batches),
             trained_groups=dict(self.trained_groups),
+            results=dict(self.results),
             versions=[(v.epoch, v.number, step) for v, step in self.versions.items()],
             accepted=self.accepted,
             trained=self.trained,
@@ -265,8 +278,8 @@ def resume_ledger(
     """
     ledger = Ledger(
         consumed=dict.fromkeys(state.consumed),
-        cursors=Counter(state.cursors),
         trained_groups=Counter(state.trained_groups),
+        results=dict(state.results),
         versions={VersionId(epoch, number): step for epoch, number, step in state.versions},
         accepted=state.accepted,
         trained=state.trained,

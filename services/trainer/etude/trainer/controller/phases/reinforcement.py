@@ -19,9 +19,9 @@ from etude.trainer.controller.admission.dropping import (
 )
 from etude.trainer.controller.admission.groups import RolloutGroup, refuse_unrewarded
 from etude.trainer.controller.admission.old_trajectories import OldTrajectories
-from etude.trainer.controller.admission.plans import order_by_readiness, upcoming_waves
+from etude.trainer.controller.admission.plans import WAVES, order_by_readiness
 from etude.trainer.controller.admission.staleness import StalenessBound
-from etude.trainer.controller.admission.tasks import TaskOrder
+from etude.trainer.controller.admission.task_choice import TaskChoice
 from etude.trainer.controller.journal.ledger import ignore_group
 from etude.trainer.controller.phases.batch_replay import replay_batches
 from etude.trainer.controller.phases.batch_training import fetch_contents, train_batch
@@ -52,7 +52,7 @@ class ReinforcementPhase:
     run: Run
     phase: Phase
     algorithm: Algorithm
-    order: TaskOrder
+    choice: TaskChoice
     evaluator: Evaluator
     bound: StalenessBound = field(init=False)
     limits: TrainingRolloutPolicy = field(init=False)
@@ -88,7 +88,8 @@ class ReinforcementPhase:
         """Train the phase to its end; False if the controller was told to stop earlier.
 
         Raises:
-            RunFailedError: engine and learner disagree, or too many rollouts were lost.
+            RunFailedError: engine and learner disagree, too many rollouts were lost, or the
+                curriculum failed.
             RefusedUpdateError: a step failed; nothing was changed by it.
             NonFiniteWeightsError: a step led to NaN or infinite weights.
         """
@@ -276,14 +277,15 @@ class ReinforcementPhase:
             new.append(admitted)
         planner = self.run.plans
         for group in (
-            order_by_readiness(planner, self.order, new) if self.bound.max_staleness else new
+            order_by_readiness(planner, self.choice.order, new) if self.bound.max_staleness else new
         ):
             self._launch(group)
         # Replacements of a few dropped groups are not a wave.
         size = self.algorithm.prompts_per_step * self.bound.steps_per_version
         if 2 * len(new) >= size:
-            left, first = self._limit - count, self.run.book.ledger.cursors[self.phase.name]
-            waves = upcoming_waves(self.order, first=first, left=left, wave=size)
+            most = min(self._limit - count, WAVES * size)
+            ahead = self.choice.upcoming(self.run.book.ledger, most)
+            waves = [ahead[start : start + size] for start in range(0, len(ahead), size)]
             planner.report_wave(waves, siblings=self.algorithm.group_size)
 
     @property
@@ -297,18 +299,14 @@ class ReinforcementPhase:
 
     def _admit_next(self) -> RolloutGroup | None:
         ledger = self.run.book.ledger
-        position = ledger.cursors[self.phase.name]
-        while (
-            position < len(self.order) and self.order.task_at(position).task_id in ledger.consumed
-        ):
-            position += 1  # trained in an earlier phase
-        if position >= len(self.order):
+        position = self.choice.next_position(ledger)
+        if position is None:
             return None
         body = journal_pb2.JournalAdmit(
             group_id=f"{self.phase.name}-{position:06d}",
             phase=self.phase.name,
             position=position,
-            task_id=self.order.task_at(position).task_id,
+            task_id=self.choice.order.task_at(position).task_id,
             seed=derive_seed(self.phase.seed, "group", position),
             serving=self._serving_position,
         )
@@ -327,7 +325,7 @@ class ReinforcementPhase:
         self._running.add(request, self._tasks.create_task(running, name=group.group_id))
 
     def _request(self, group: RolloutGroup, *, is_continued: bool) -> GroupRequest:
-        task, size = self.order.task_at(group.position), self.algorithm.group_size
+        task, size = self.choice.order.task_at(group.position), self.algorithm.group_size
         return GroupRequest(
             group_id=group.group_id,
             task_id=task.task_id,
