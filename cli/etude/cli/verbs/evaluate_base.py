@@ -38,7 +38,8 @@ def evaluate_base(  # noqa: PLR0913 - its options
 
     Bits per byte compare models of different tokenizers; perplexity by token does not. Questions
     are answered by the likeliest choice. State tracking is generated: the value of a variable after
-    2 to 32 assignments and swaps, of five digits.
+    2 to 32 assignments and swaps, of five digits. What there is to score, and the time that is
+    left, are said on the way.
     """
     options = ["--text-kib", str(text_kib), "--programs", str(programs)]
     options += ["--context", str(context), "--seed", str(seed)]
@@ -47,8 +48,8 @@ def evaluate_base(  # noqa: PLR0913 - its options
     table: dict[str, dict[str, str]] = {}
     for model in models:
         for row in _measure(model, options):
-            if "progress" in row:
-                say(f"{model}: {row['done']} of {row['of']} {row['progress']}")
+            if "measure" not in row:
+                say(f"{model}: {_describe_work(row)}")
             elif as_json:
                 print_row({"model": str(model), **row})
             else:
@@ -78,14 +79,26 @@ def _measure(model: Path, options: list[str]) -> Iterator[Row]:
         raise SystemExit(Exit.INVALID if code == Exit.INVALID else Exit.BUG)
 
 
+def _describe_work(row: Row) -> str:
+    """Size of the work, or its progress."""
+    if "progress" not in row:
+        size = f"{row['parameters'] / 1e6:,.0f} M parameters on {row['device']}"
+        return f"{size}, {row['tokens']:,} tokens to score"
+    left_s = int(row["left_s"])
+    left = f"{left_s} s" if left_s < 120 else f"{round(left_s / 60)} min"
+    done = f"{row['done']} of {row['of']} {row['progress']}"
+    return f"{done}; {100 * row['share']:.0f} % of all, about {left} left"
+
+
 def _describe(row: Row) -> tuple[str, str]:
     """Name of a measure, and its value as text."""
     if row["measure"] == "text":
         return "bits per byte", f"{row['bits_per_byte']:.4f} (perplexity {row['perplexity']:.2f})"
     share = f"{100 * row['accuracy']:.1f} ± {100 * row['standard_error']:.1f} %"
+    chance = f"(chance {100 * row['chance']:.0f} %)"
     if row["measure"] == "questions":
-        return f"questions (chance {100 * row['chance']:.0f} %)", share
-    return f"state after {row['statements']} statements", share
+        return f"questions {chance}", share
+    return f"state after {row['statements']} statements {chance}", share
 
 
 def _show(table: dict[str, dict[str, str]], models: list[str]) -> None:

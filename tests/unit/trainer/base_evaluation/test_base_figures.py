@@ -14,7 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from etude.agent.chat.vocabulary import Vocabulary
 from etude.common.errors import UserError
-from etude.trainer.base_evaluation.questions import Question, measure_choices, read_questions
+from etude.trainer.base_evaluation.questions import (
+    Question,
+    count_question_tokens,
+    measure_choices,
+    read_questions,
+)
 from etude.trainer.base_evaluation.scoring import ModelScorer, TokenSequence, encode_choices
 from etude.trainer.base_evaluation.shared_prompts import score_choices, split_branches
 from etude.trainer.base_evaluation.state_tracking import make_programs
@@ -90,11 +95,11 @@ def test_choices_of_one_prompt_have_the_scores_that_they_have_alone(
         ]
         for prompt, begin, endings in drawn
     ]
-    reported: list[tuple[int, int]] = []
+    reported: list[tuple[int, int, int]] = []
     found = score_choices(scorer, groups, report=lambda *at: reported.append(at))
     for scores, sequences in zip(found, groups, strict=True):
         assert scores == pytest.approx(scorer.score(sequences), abs=1e-4)
-    assert reported[-1] == (len(groups), len(groups))
+    assert reported[-1] == (len(groups), len(groups), count_question_tokens(groups))
 
 
 def test_a_prompt_goes_through_the_model_once(scorer: ModelScorer) -> None:
@@ -194,6 +199,8 @@ def test_texts_are_read_from_rows_files_and_folders_up_to_a_size(tmp_path: Path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.py").write_text("x = 1\n")
     (tmp_path / "folder" / "b.bin").write_bytes(b"\xff\xfe")
+    (tmp_path / "folder" / ".git").mkdir()
+    (tmp_path / "folder" / ".git" / "config").write_text("[core]\n")
     assert read_texts(tmp_path / "a.jsonl", limit_bytes=100) == ["one", "two"]
     assert read_texts(tmp_path / "a.jsonl", limit_bytes=4) == ["one", "t"]
     assert read_texts(tmp_path / "folder", limit_bytes=100) == ["x = 1\n"]

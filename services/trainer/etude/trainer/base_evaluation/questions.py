@@ -11,8 +11,16 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from etude.common.errors import Problem, UserError
-from etude.trainer.base_evaluation.scoring import ModelScorer, Report, encode_choices
-from etude.trainer.base_evaluation.shared_prompts import score_choices
+from etude.trainer.base_evaluation.scoring import (
+    ModelScorer,
+    Report,
+    TokenSequence,
+    encode_choices,
+)
+from etude.trainer.base_evaluation.shared_prompts import count_tokens, score_choices
+
+ASKED = "Question: {}\nAnswer:"
+"""Prompt of a question."""
 
 
 class Question(BaseModel):
@@ -76,19 +84,11 @@ def read_questions(path: Path) -> list[Question]:
     return questions
 
 
-def measure_choices(
-    scorer: ModelScorer,
-    questions: Sequence[Question],
-    *,
-    template: str = "Question: {}\nAnswer:",
-    report: Report | None = None,
-) -> ChoiceFigures:
-    """Answer questions by the choice with the highest log-prob for each byte.
-
-    By byte, so that a long choice has no disadvantage, whatever the tokenizer. Choices of a
-    question share one pass over its prompt.
-    """
-    groups = [
+def encode_questions(
+    scorer: ModelScorer, questions: Sequence[Question], *, template: str = ASKED
+) -> list[list[TokenSequence]]:
+    """Encode each question with each of its choices."""
+    return [
         encode_choices(
             scorer.vocabulary,
             template.format(each.question),
@@ -97,6 +97,26 @@ def measure_choices(
         )
         for each in questions
     ]
+
+
+def count_question_tokens(groups: Sequence[Sequence[TokenSequence]]) -> int:
+    """Number of tokens of encoded questions, as their progress counts them."""
+    return sum(map(count_tokens, groups))
+
+
+def measure_choices(
+    scorer: ModelScorer,
+    questions: Sequence[Question],
+    *,
+    template: str = ASKED,
+    report: Report | None = None,
+) -> ChoiceFigures:
+    """Answer questions by the choice with the highest log-prob for each byte.
+
+    By byte, so that a long choice has no disadvantage, whatever the tokenizer. Choices of a
+    question share one pass over its prompt.
+    """
+    groups = encode_questions(scorer, questions, template=template)
     right = []
     for each, scores in zip(questions, score_choices(scorer, groups, report=report), strict=True):
         by_byte = [

@@ -16,8 +16,8 @@ PAD = 0
 """Id of padding, which no scored token sees."""
 
 
-Report = Callable[[int, int], None]
-"""Called with what is done, and with all of it."""
+Report = Callable[[int, int, int], None]
+"""Called with the number of sequences or questions that are done, of all, and of their tokens."""
 
 
 class TokenSequence(NamedTuple):
@@ -45,13 +45,14 @@ class ModelScorer:
         """Sum of the log-probs of each sequence's scored tokens, in nats."""
         order = sorted(range(len(sequences)), key=lambda index: len(sequences[index].token_ids))
         totals = [0.0] * len(sequences)
-        done = 0
+        done = tokens = 0
         for batch in self._batches(order, sequences):
             for index, total in zip(batch, self._score([sequences[i] for i in batch]), strict=True):
                 totals[index] = total
             done += len(batch)
+            tokens += sum(len(sequences[index].token_ids) for index in batch)
             if report is not None:
-                report(done, len(sequences))
+                report(done, len(sequences), tokens)
         return totals
 
     def _batches(

@@ -57,21 +57,30 @@ def score_choices(
         scorer: model.
         groups: sequences of one prompt each; where a prompt was cut to the context differently,
             sequences are scored one by one.
-        report: called with the groups that are done, and all.
+        report: called with the groups that are done, with all, and with the tokens of those that
+            are done.
     """
     found = [split_branches(each) for each in groups]
     totals: dict[int, list[float]] = {}
+    tokens = 0
     for batch in _batches(scorer, found):
         branches = [each for index in batch if (each := found[index]) is not None]
         totals |= zip(batch, _PrefixPass(scorer, branches).score(), strict=True)
+        tokens += sum(count_tokens(groups[index]) for index in batch)
         if report is not None:
-            report(len(totals), len(groups))
+            report(len(totals), len(groups), tokens)
     for index, sequences in enumerate(groups):
         if index not in totals:
             totals[index] = scorer.score(sequences)
+            tokens += count_tokens(sequences)
             if report is not None:
-                report(len(totals), len(groups))
+                report(len(totals), len(groups), tokens)
     return [totals[index] for index in range(len(groups))]
+
+
+def count_tokens(sequences: Sequence[TokenSequence]) -> int:
+    """Tokens of the longest of the sequences, which is nearly all that goes through the model."""
+    return max(len(each.token_ids) for each in sequences)
 
 
 def _batches(scorer: ModelScorer, found: Sequence[Branches | None]) -> Iterator[list[int]]:

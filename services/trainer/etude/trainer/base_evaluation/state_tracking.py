@@ -2,14 +2,14 @@
 
 import random
 
-from etude.trainer.base_evaluation.questions import ChoiceFigures, Question, measure_choices
-from etude.trainer.base_evaluation.scoring import ModelScorer, Report
+from etude.trainer.base_evaluation.questions import Question
 
 NAMES = ("a", "b", "c", "d", "e")
 LENGTHS = (2, 4, 8, 16, 32)
 """Statements after the first assignments."""
 _DIGITS = tuple(str(digit) for digit in range(10))
-_PROGRAM = "{}"
+PROGRAM = "{}"
+"""Prompt of a program."""
 
 
 def make_programs(length: int, *, count: int, seed: int) -> list[Question]:
@@ -37,11 +37,3 @@ def _make_program(draw: random.Random, length: int) -> Question:
             lines.append(f"{printed}, {other} = {other}, {printed}")
     program = "\n".join([*lines, f"print({printed})", "# prints"])
     return Question(question=program, choices=choices, answer=choices.index(values[printed]))
-
-
-def measure_tracking(
-    scorer: ModelScorer, length: int, *, count: int, seed: int, report: Report | None = None
-) -> ChoiceFigures:
-    """Accuracy on programs of a number of statements; chance is a fifth."""
-    programs = make_programs(length, count=count, seed=seed)
-    return measure_choices(scorer, programs, template=_PROGRAM, report=report)

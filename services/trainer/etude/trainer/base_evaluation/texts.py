@@ -31,7 +31,8 @@ class TextFigures:
 def read_texts(path: Path, *, limit_bytes: int) -> list[str]:
     """Read texts up to a number of bytes: rows of a JSONL file, a file, or the files of a folder.
 
-    Files of a folder are read in the order of their paths; what is not UTF-8 is left out.
+    Files of a folder are read in the order of their paths; what is not UTF-8, and what lies in
+    hidden files and folders as .git, is left out.
 
     Raises:
         UserError: there is none, or a row has no `text`.
@@ -59,7 +60,8 @@ def _read_all(path: Path) -> Iterator[str]:
         return
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     for file in files:
-        if file.is_file():
+        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        if file.is_file() and not is_hidden:
             with contextlib.suppress(UnicodeDecodeError):
                 yield file.read_text(encoding="utf-8")
 
@@ -79,10 +81,8 @@ def _text_of(line: str, where: str) -> str:
     return text
 
 
-def measure_texts(
-    scorer: ModelScorer, texts: list[str], *, report: Report | None = None
-) -> TextFigures:
-    """Score the tokens of all texts, in windows of the context that do not overlap.
+def cut_windows(scorer: ModelScorer, texts: list[str]) -> list[TokenSequence]:
+    """Cut texts into windows of the context that do not overlap.
 
     The first token of a window has no context, and is not scored.
     """
@@ -91,6 +91,14 @@ def measure_texts(
         ids = scorer.vocabulary.encode_text(text)
         parts = (ids[at : at + scorer.context] for at in range(0, len(ids), scorer.context))
         windows += [TokenSequence(part, 1) for part in parts if len(part) > 1]
+    return windows
+
+
+def measure_texts(
+    scorer: ModelScorer, texts: list[str], *, report: Report | None = None
+) -> TextFigures:
+    """Score the tokens of all texts."""
+    windows = cut_windows(scorer, texts)
     scored = sum(len(each.token_ids) - 1 for each in windows)
     nats = -sum(scorer.score(windows, report=report))
     num_bytes = sum(len(text.encode()) for text in texts)
