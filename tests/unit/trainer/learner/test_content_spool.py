@@ -100,6 +100,32 @@ def test_a_store_that_is_away_is_asked_again_until_no_step_may_need_the_object(
     assert spool.count([found[1].key]) == 0
 
 
+def test_a_fetch_that_is_later_than_its_step_reads_nothing(store: CountingStore) -> None:
+    found, spool = write(store, 3), ContentSpool(store, limit_bytes=SIZE)
+    spool.end_step({each.key for each in found[:2]})
+    spool.fetch(found, steps=4)
+    assert store.reads == 1
+    assert spool.count([found[2].key]) == 1
+
+
+def test_an_object_whose_step_was_trained_while_it_was_fetched_holds_no_room(
+    store: CountingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, spool = write(store, 2), ContentSpool(store, limit_bytes=SIZE)
+    read = CountingStore.get_range
+
+    def get_range(self: CountingStore, key: str, start: int, length: int) -> bytes:
+        if key == found[0].key:
+            spool.end_step({key})
+        return read(self, key, start, length)
+
+    monkeypatch.setattr(CountingStore, "get_range", get_range)
+    spool.fetch(found[:1], steps=4)
+    spool.fetch(found[1:], steps=4)
+    assert spool.count([each.key for each in found]) == 1
+    assert found[1].key in spool._objects
+
+
 def test_steps_and_fetches_go_on_at_the_same_time_within_the_limit(
     store: CountingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ SPOOL_BYTES = 256 << 20
 """Most bytes that a rank keeps: 30 million tokens, or 1,000 rollouts of 30,000."""
 READS_AT_ONCE = 16
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
+LATE_STEPS = 16
+"""Steps whose objects are not fetched any more. Fetches run one after another: with a slow store
+they are behind the steps, and would read what these have read."""
 
 
 class _Fetched(NamedTuple):
@@ -45,6 +49,8 @@ class ContentSpool(ObjectSource):
     """Of the objects, and of those that are being read."""
     _step: int = 0
     """Steps that were trained since the start."""
+    _trained: deque[frozenset[str]] = field(default_factory=lambda: deque(maxlen=LATE_STEPS))
+    """Objects of the last steps."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -66,19 +72,23 @@ class ContentSpool(ObjectSource):
             return
         data = self._read(reference, until)
         with self._lock:
-            if data is None or reference.key in self._objects:
+            if data is None or self._is_settled(reference.key):
                 self._held_bytes -= reference.num_bytes
             else:
                 self._objects[reference.key] = _Fetched(data, until)
 
     def _reserve(self, reference: rollout_content_pb2.ContentObject) -> bool:
-        """Reserve memory for an object; False if it is there, or does not fit."""
+        """Reserve memory for an object; False if it does not fit, or is not needed."""
         with self._lock:
-            is_there = reference.key in self._objects
-            if is_there or self._held_bytes + reference.num_bytes > self.limit_bytes:
+            is_settled = self._is_settled(reference.key)
+            if is_settled or self._held_bytes + reference.num_bytes > self.limit_bytes:
                 return False
             self._held_bytes += reference.num_bytes
             return True
+
+    def _is_settled(self, key: str) -> bool:
+        """True if an object is there, or its step was trained."""
+        return key in self._objects or any(key in keys for keys in self._trained)
 
     def _read(self, reference: rollout_content_pb2.ContentObject, until: int) -> bytes | None:
         """Read an object; None if it cannot be read: its step reports that."""
@@ -110,6 +120,7 @@ class ContentSpool(ObjectSource):
         """Drop the objects of a step that was trained, and those that no later one may have."""
         with self._lock:
             self._step += 1
+            self._trained.append(frozenset(keys))
             over = [k for k, each in self._objects.items() if k in keys or each.until < self._step]
             for key in over:
                 self._held_bytes -= len(self._objects.pop(key).data)
