@@ -5,7 +5,7 @@ import pytest
 from grpc_status import rpc_status
 
 from etude.common.errors import EtudeError, FullError, UnavailableError
-from etude.common.rpc.retry_after import MOST_S, retry_after_s
+from etude.common.rpc.retry_after import LEAST_S, MOST_S, retry_after_s
 from etude.common.rpc.server import rich_status
 
 
@@ -21,7 +21,8 @@ def refused(error: EtudeError) -> grpc.aio.AioRpcError:
 
 
 @pytest.mark.parametrize(
-    ("asked_s", "least", "most"), [(2.0, 2.0, 3.0), (1e6, MOST_S, 90.0), (1e9, MOST_S, 90.0)]
+    ("asked_s", "least", "most"),
+    [(0.0, LEAST_S, 0.1), (2.0, 2.0, 3.0), (1e6, MOST_S, 90.0), (1e9, MOST_S, 90.0)],
 )
 def test_a_full_peer_is_asked_again_when_it_says_or_a_little_later(
     asked_s: float, least: float, most: float

@@ -8,6 +8,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 _RANDOM = Random()  # noqa: S311 - spreads retries, nothing secret depends on it
+LEAST_S = 0.05
+"""Shortest delay: a server that asks for none is not called in a loop without pause."""
 MOST_S = 60.0
 """Longest delay that a server can ask for."""
 
@@ -26,7 +28,7 @@ def retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
     if told is None:
         return None
     asked_s: float = told.retry_delay.seconds + told.retry_delay.nanos / 1e9
-    return min(MOST_S, max(0.0, asked_s)) * _RANDOM.uniform(1.0, 1.5)
+    return min(MOST_S, max(LEAST_S, asked_s)) * _RANDOM.uniform(1.0, 1.5)
 
 
 def _retry_info(error: grpc.aio.AioRpcError) -> error_details_pb2.RetryInfo | None:
