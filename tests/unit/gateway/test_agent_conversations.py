@@ -143,11 +143,11 @@ async def test_a_conversation_has_the_tokens_of_a_rollout(
     last = [*gateway.engines[0].requests[-1].prompt_token_ids, *chat.completion(turns[-1])]
     assert chat.decode(last) == chat.decode(link.token_ids)
     # Not compared by pytest, which takes minutes to show how thousands of numbers differ.
-    has_tokens = last == link.token_ids
+    has_tokens = last == [*link.token_ids]
     assert has_tokens
     assert ending is rollout.ending is RolloutEnding.STOPPED
     recorded = [t for each in records for t in (*each.prompt_token_ids, *each.token_ids)]
-    is_recorded = recorded == link.token_ids
+    is_recorded = recorded == [*link.token_ids]
     assert is_recorded
     assert {record.branch for record in records} == {records[0].branch}
     assert (users / "shop/core.py").read_text() == (trained / "shop/core.py").read_text()
