@@ -1,5 +1,6 @@
 """A broker and a node of environments, scripted, over real gRPC, and faulty on demand."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,8 @@ class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):
     plans: list[environments_pb2.ReportPlanRequest] = field(default_factory=list)
     ready_by_unix_ms: int = 0
     """What is said of every template that a plan names."""
+    is_full: bool = False
+    """True while launches wait for slots."""
     breaks: int = 0
     """Streams that break after their first answer."""
     held: int = 0
@@ -42,6 +45,8 @@ class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):
         ],
     ) -> AsyncIterator[environments_pb2.LaunchBatchResponse]:
         self.launches.append(request)
+        while self.is_full:  # noqa: ASYNC110 - a test sets it
+            await asyncio.sleep(0.01)
         if request.snapshot_id and self.lost_snapshots:
             self.lost_snapshots -= 1
             await context.abort(grpc.StatusCode.NOT_FOUND, "no host holds the snapshot")

@@ -27,7 +27,7 @@ from etude.trainer.rollouts.engine_client import EngineSampler
 from etude.trainer.rollouts.environments import GroupEnvironments, RolloutEnvironments
 from etude.trainer.rollouts.failover import FailoverCounts, FailoverEnvironment
 from etude.trainer.rollouts.group_start import GroupSnapshot, GroupStart
-from etude.trainer.rollouts.leases import LaunchResult, RolloutSlots
+from etude.trainer.rollouts.leases import GroupSlots, LaunchResult
 from etude.trainer.rollouts.outage import OutageBudget, was_cut_off
 from etude.trainer.rollouts.protocol import GroupRequest, WorkerConfig
 from etude.trainer.rollouts.sandbox_client import ChangeTooLargeError
@@ -58,7 +58,7 @@ class GroupRunner:
     chat: ChatFormat | EndpointClient
     """The conversation's format on engines, or the endpoint that has its own."""
     tools: Toolset
-    slots: RolloutSlots
+    slots: GroupSlots
     clients: ClientPool
     environments: GroupEnvironments
     router: Router

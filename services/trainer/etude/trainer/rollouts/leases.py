@@ -239,3 +239,26 @@ class RolloutSlots:
     def release(self) -> None:
         self._taken -= 1
         self._freed.set()
+
+
+@dataclass(slots=True)
+class GroupSlots:
+    """Slots that one group has acquired."""
+
+    slots: RolloutSlots
+    _taken: int = 0
+
+    async def acquire(self, wanted: int) -> int:
+        """Wait for at least one slot; acquire at most the wanted number."""
+        granted = await self.slots.acquire(wanted)
+        self._taken += granted
+        return granted
+
+    def release(self) -> None:
+        self._taken -= 1
+        self.slots.release()
+
+    def close(self) -> None:
+        """Release those of rollouts that were cancelled before they had an environment."""
+        while self._taken:
+            self.release()

@@ -27,7 +27,7 @@ from etude.trainer.rollouts.endpoint_policy import EndpointClient
 from etude.trainer.rollouts.environments import GroupEnvironments
 from etude.trainer.rollouts.group_runner import GroupRunner
 from etude.trainer.rollouts.group_start import GroupStart
-from etude.trainer.rollouts.leases import RolloutSlots
+from etude.trainer.rollouts.leases import GroupSlots, RolloutSlots
 from etude.trainer.rollouts.protocol import GroupRequest, GroupResult, WorkerConfig
 from etude.trainer.rollouts.scoring import Scorer
 from etude.trainer.rollouts.task_setup import TaskSetup
@@ -128,7 +128,7 @@ class RolloutWorker:
             config=self.config,
             chat=self._chat,
             tools=self._tools(order.limits),
-            slots=self._slots,
+            slots=GroupSlots(self._slots),
             clients=self._clients,
             environments=environments,
             router=self._router,
@@ -151,6 +151,7 @@ class RolloutWorker:
                 # Hidden tests run on what the set-up left: its snapshot stays until then.
                 records = await self._score(order, await runner.run(instruction))
             finally:
+                runner.slots.close()
                 await start.close()
         repeats = 0 if self._contents is None else await self._contents.write(order, records)
         runner.history.close(map(order.rollout_id, order.indices))
