@@ -35,6 +35,8 @@ FOUND: Mapping[str, tuple[tuple[str, Any], ...]] = {
         ("spec.roles.environments[0].poolTemplate.placement.nodeSelector", {"zone": "a"}),
         ("spec.roles.trainer.podTemplate.spec", {"topologySpreadConstraints": []}),
         ("spec.roles.trainer.podTemplate.spec", {"nonesuch": 1}),
+        ("spec.roles.trainer.podTemplate.spec", {"serviceAccountName": "default"}),
+        ("spec.roles.trainer.podTemplate.spec", {"serviceAccount": "default"}),
         ("spec.roles.trainer.podTemplate.spec", NO_QUANTITY),
         ("spec.observability.otlpEndpoint", "http://h:99999"),
         ("spec.observability.otlpEndpoint", None),

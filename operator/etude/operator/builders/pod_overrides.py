@@ -71,7 +71,17 @@ def template_patch(given: PodTemplate) -> Manifest:
     """The podTemplate of a role as a strategic merge patch."""
     metadata = {"labels": given.labels, "annotations": given.annotations}
     found: Manifest = {"metadata": {name: part for name, part in metadata.items() if part}}
-    return found | ({"spec": given.spec} if given.spec else {})
+    return found | ({"spec": _both_accounts(given.spec)} if given.spec else {})
+
+
+def _both_accounts(spec: Manifest) -> Manifest:
+    """Set the service account by its deprecated field too.
+
+    The API server fills in each of the two from the other. One that the operator does not own would
+    keep the account after the podTemplate no longer names it.
+    """
+    account = spec.get("serviceAccountName") or spec.get("serviceAccount")
+    return spec | {"serviceAccountName": account, "serviceAccount": account} if account else spec
 
 
 def termination_grace_s(run: RLRun, role: str, spec: RoleSpec) -> int:
