@@ -103,10 +103,16 @@ def route(
         first = (~kept.gather(1, order)).byte().argsort(dim=1, stable=True)[:, :k]
         order = order.gather(1, first.sort(dim=1).values)
     ids = order[:, :k]
+    return Routes(ids.to(torch.int32), _weigh_experts(scores, ids, router), replaced)
+
+
+def _weigh_experts(scores: Tensor, ids: Tensor, router: Router) -> Tensor:
+    """Compute the weights of chosen experts, [T, k]."""
     weights = scores.gather(1, ids)
     if router.renormalises:
-        weights = weights / (weights.sum(-1, keepdim=True) + (0 if is_softmax else _EPSILON))
-    return Routes(ids.to(torch.int32), weights * router.scale, replaced)
+        epsilon = 0 if router.scoring is Scoring.SOFTMAX else _EPSILON
+        weights = weights / (weights.sum(-1, keepdim=True) + epsilon)
+    return weights * router.scale
 
 
 def _lower_bound(worst: Tensor, plausibility: float, *, in_logits: bool) -> Tensor:

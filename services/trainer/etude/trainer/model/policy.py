@@ -200,8 +200,7 @@ def load_policy(
 ) -> Policy:
     """Load the model of a Hugging Face folder in fp32; without weight files, draw it at random.
 
-    Each rank reads the bytes of its own shards. A model that is drawn is complete on every rank
-    until it is sharded. Collective.
+    Each rank reads its own shards; a drawn model is complete on each until then. Collective.
 
     Args:
         folder: local, with config.json.
@@ -221,9 +220,8 @@ def load_policy(
     check_experts(config, ranks.experts.size)
     store = weights or open_store(folder.resolve().as_uri())
     _refuse_pickles(store, folder)
-    wrap = partial(
-        Policy, transform=_find_transform(config, folder), context=ranks.context, lora=lora
-    )
+    transform = _find_transform(config, folder)
+    wrap = partial(Policy, transform=transform, context=ranks.context, lora=lora)
     try:
         stored = find_weights(store)
         # Without dropout: trainer and sampler must say the same.
